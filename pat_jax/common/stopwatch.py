@@ -26,6 +26,11 @@ class Stopwatch:
     def elapsed(self) -> float:
         return self._now() - self._begin
 
+    def take(self) -> dict[str, float]:
+        """Returns the seconds of each stage, and begins new sums. `elapsed` goes on."""
+        taken, self.seconds = self.seconds, {}
+        return taken
+
     @property
     def metrics(self) -> dict[str, float]:
         return {f"timing/{stage}": seconds for stage, seconds in self.seconds.items()}

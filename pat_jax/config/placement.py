@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, Options, option
-from pat_jax.common.rules import matches
+from pat_jax.common.rules import count, matches
 
 _RANGE = r"\d{1,4}(-\d{1,4})?"
 PLACE = matches(
@@ -37,6 +37,10 @@ class PlacementConfig(Options):
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and
     critic add up the gradients of each group whose responses have ended, too. none: all read after
     the rollout, as with --deterministic."""
+    lag: int = option(0, count(0, 1))
+    """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
+    is generated while the models learn from the batch before, on devices of their own (one step
+    off-policy). It needs --algorithm.rollout_correction, and nothing chooses it but this option."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices. With several processes,
@@ -54,9 +58,12 @@ class PlacementConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        roles = {each.name for each in fields(self)} - {"name", "overlap"}
+        roles = {each.name for each in fields(self)} - {"name", "overlap", "lag"}
         for role in sorted(roles) if self.name == "auto" else ():
             self.need(role, not getattr(self, role), f"nothing with {AUTO}")
+        self.need("lag", not self.lag or self.name != "auto", f"0 with {AUTO}")
+        needs_scores = self.lag and self.overlap != "scores"
+        self.need("lag", not needs_scores, f"0 with --placement.overlap {self.overlap}")
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the

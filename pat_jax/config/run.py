@@ -106,6 +106,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_warmup()
         self._check_teacher()
         self._check_overlap()
+        self._check_lag()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 
@@ -189,6 +190,18 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         found = self.gradients_wait_for
         is_possible = self.placement.overlap != "gradients" or not found
         self.need("placement.overlap", is_possible, f"none or scores with {found}")
+
+    def _check_lag(self) -> None:
+        """Raises OptionError if batches are to be sampled from an older policy, and cannot be."""
+        for is_wrong, expected in (
+            (not self.train, "0 with --train false, which updates nothing"),
+            (self.deterministic, "0 with --deterministic"),
+            (
+                self.algorithm.rollout_correction == "none",
+                "0 without --algorithm.rollout_correction, which weighs what an older policy sampled",
+            ),
+        ):
+            self.need("placement.lag", not (self.placement.lag and is_wrong), expected)
 
     def _check_teacher(self) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""

@@ -14,6 +14,7 @@ from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
@@ -34,6 +35,8 @@ from pat_jax.run.scoring import wait_for_rewards
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.summed_gradients import SummedGradients
+
+History = tuple[Totals, LengthModel]  # what all iterations so far drew, and how long it was
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Experience:
     drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
     columns: Columns  # of the responses of `groups`, those that are known already
     summed: Mapping[str, SummedGradients]  # by trained role, where they are known already
+    history: History  # with this iteration
     measured: dict[str, Any]
 
 
@@ -131,10 +135,11 @@ class Collector:
         last = drawn[-1]
         epochs = self._task.train.epochs(self.totals.cursor)
         measured = _describe(drawn) | self.totals.metrics(epochs)
+        history = self.totals, generator.lengths
         every = [group for one in drawn for group in one.groups]
         if not groups:
             made_of = last.groups, last.rewards, last.by_function
-            return Experience(*made_of, last, every, last.columns, {}, measured)
+            return Experience(*made_of, last, every, last.columns, {}, history, measured)
         first = slice(wanted)
         rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
         made_of = groups[first], rewards, by_function.of_groups(first)
@@ -145,7 +150,7 @@ class Collector:
         }
         gradients = last.early.gradients if last.early else None
         summed = gradients.summed if gradients else {}
-        return Experience(*made_of, last, every, known, summed, measured)
+        return Experience(*made_of, last, every, known, summed, history, measured)
 
     def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
         """Whether the algorithm finds a difference between the responses of a group."""

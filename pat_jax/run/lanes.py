@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from pat_jax.common.devices import Device
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
@@ -29,6 +30,7 @@ class Lanes:
 
     readers: list[Lane] = field(default_factory=list)
     trained: list[TrainedLane] = field(default_factory=list)  # whose gradients are summed early
+    late: LaneThread | None = None  # of whole updates; None: none goes on beside rollouts
 
 
 @contextmanager
@@ -46,13 +48,15 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
         yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)
-    readers = [x for x in setup.roles.predictions(states) if x.is_column]
+    predictions = [*setup.roles.predictions(states)]
+    readers = [x for x in predictions if x.is_column]
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
     trained = [(role.layout.devices, role) for role in setup.roles.trained]
     if config.placement.overlap != "gradients" or not config.train:
         trained = []
     every = [*(x.devices for x in readers), *(place for place, _ in (*judges, *trained))]
-    places = [place for place in every if not place & rollout]
+    late = _of_an_update(setup.roles, predictions) if config.placement.lag else frozenset()
+    places = [place for place in (*every, late) if place and not place & rollout]
     opened: list[LaneThread] = []
     with ExitStack() as threads:
         for number, group in enumerate(_joined(places)):
@@ -66,12 +70,20 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
                 lanes.readers.append(Lane(thread, partial(_predict, setup.roles, reads)))
             if roles := [role for place, role in trained if place <= group]:
                 lanes.trained.append(TrainedLane(thread, roles))
+            if late and late <= group:
+                lanes.late = thread
         try:
             yield lanes
         except Stopped:  # in every process at the same point: what one has begun all complete
             _finish(opened)
             raise
         _finish(opened)
+
+
+def _of_an_update(roles: Roles, predictions: Sequence[Prediction]) -> frozenset[Device]:
+    """Returns the devices that an update computes on. Columns are there before it begins."""
+    read = [x.devices for x in predictions if not x.is_column]
+    return frozenset().union(*(role.layout.devices for role in roles.trained), *read)
 
 
 def _finish(threads: Sequence[LaneThread]) -> None:

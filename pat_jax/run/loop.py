@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.common.timeline import recorded
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
@@ -25,12 +26,13 @@ from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.checkpoints.earlier_texts import earlier_iterations, recall
 from pat_jax.run.checkpoints.journal import RolloutJournal
-from pat_jax.run.collect import Collector, Drawn, Experience
+from pat_jax.run.collect import Collector, Drawn, Experience, History
 from pat_jax.run.early_stages import EarlyStages
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
 from pat_jax.run.lanes import Lanes, open_lanes
-from pat_jax.run.learning import Learner, nothing_to_learn
+from pat_jax.run.late_updates import LateUpdates
+from pat_jax.run.learning import Learned, Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.speed import describe_memory
 from pat_jax.run.logging.stage_log import StageLog
@@ -82,6 +84,7 @@ class Run:
         self.unmoved = Unmoved(notify, config.rollout.max_completion_length)
         self.lazy: LazyLayouts | None = None
         self.lanes = ExitStack()
+        self.late: LateUpdates | None = None  # with `--placement.lag 1`
 
     @property
     def config(self) -> RunConfig:
@@ -100,63 +103,82 @@ class Run:
             self.finish()
 
     def learn(self) -> None:
-        self.has_learned(self.steps.first, {})
+        self.has_learned(self.steps.first, {}, (self.collector.totals, self.generator.lengths))
         predicted_s = self.chosen.predicted_s if self.chosen else {}
         lazy = self.lazy or nullcontext()
+        iterate = self.late.iterate if self.late else self.iterate
         with self.completions, lazy, recorded() as timeline, self.steps.going_on():
             self.stages = StageLog(timeline, self.setup.places, predicted_s)
-            for step in range(self.steps.first, self.config.steps):
-                self.iterate(step)
+            with self.late.completed() if self.late else nullcontext():
+                for step in range(self.steps.first, self.config.steps):
+                    iterate(step)
             self.evaluate(self.config.steps)
 
     def iterate(self, step: int) -> None:
         """Runs one iteration: prompts, rollout, rewards, advantages, update."""
-        config, clock = self.config, self.steps.clock
-        if config.eval.every and step % config.eval.every == 0:
-            self.evaluate(step)
-        clock.reset()
+        self.evaluate_if_due(step)
+        self.steps.clock.reset()
         self.bring_in_layouts()
-        experience = self.collector.collect(step, self.generator, clock)
+        experience = self.collect(step)
+        with self.steps.signals.held():  # from here on the step is completed before a stop
+            if self.config.train:
+                self.update(step + 1, experience, experience.measured)
+            else:
+                self.has_learned(step + 1, experience.measured, experience.history)
+            self.complete(step + 1, experience)
+
+    def collect(self, step: int) -> Experience:
+        """Returns what iteration `step`, from 0, learns from."""
+        config, found = self.config, self.collector.collect(step, self.generator, self.steps.clock)
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
-        measured = experience.measured
-        with self.steps.signals.held():  # from here on the step is completed before a stop
-            if config.train:
-                self.update(step + 1, experience, measured)
-            else:
-                self.has_learned(step + 1, measured)
-            if self.earlier is not None:
-                self.earlier.put(experience.drawn)
-            measured |= describe_memory(self.setup.devices)
-            self.end_step(step + 1, experience.last, measured)
+        if config.train and (why := nothing_to_learn(config, found.groups, found.rewards)):
+            self.open.progress.print(f"step {step + 1}: {why}")
+        return found
 
     def update(self, step: int, experience: Experience, measured: dict[str, Any]) -> None:
         """Updates the policy, and loads it for the next rollout. Adds metrics to `measured`."""
-        config, clock, learner = self.config, self.steps.clock, self.learner
-        if why := nothing_to_learn(config, experience.groups, experience.rewards):
-            self.open.progress.print(f"step {step}: {why}")
         self.generator.release()
-        roles, waited_s = self.setup.roles, self.setup.roles.waited_s
+        learned = self.learn_from(step, experience, measured, self.steps.clock)
+        self.load(step, learned, measured)
+
+    def learn_from(
+        self, step: int, experience: Experience, measured: dict[str, Any], clock: Stopwatch
+    ) -> Learned:
+        """Updates the trained models. Runs beside a rollout with `--placement.lag 1`."""
+        learner, roles, waited_s = self.learner, self.setup.roles, self.setup.roles.waited_s
         with clock("update"):
             learned = learner.learn(step, experience)
             measured |= learned.measured
-            self.has_learned(step, measured)
+            self.has_learned(step, measured, experience.history)
             measured |= learner.learn_head(learned.batch)
         waited_s = roles.waited_s - waited_s
         clock.seconds["update"] -= waited_s
         clock.seconds["update/compile"] = waited_s
         measured |= learner.describe(experience.groups, learned, clock.seconds["update"])
-        with clock("transfer"):
-            self.generator.load(learner.state.params)
-            if step % COMPARE_EVERY == 1 or config.rollout.check_integrity:
-                measured["train/transfer_gap"] = self.generator.compare(learner.state.params)
-        learner.note_skipped(step, learned)
+        return learned
 
-    def has_learned(self, step: int, measured: dict[str, Any]) -> None:
+    def load(self, step: int, learned: Learned, measured: dict[str, Any]) -> None:
+        """Loads the updated policy for the next rollout."""
+        params = self.learner.state.params
+        with self.steps.clock("transfer"):
+            self.generator.load(params)
+            if step % COMPARE_EVERY == 1 or self.config.rollout.check_integrity:
+                measured["train/transfer_gap"] = self.generator.compare(params)
+        self.learner.note_skipped(step, learned)
+
+    def complete(self, step: int, experience: Experience) -> None:
+        """Does what is left of a step whose update is done."""
+        if self.earlier is not None:
+            self.earlier.put(experience.drawn)
+        experience.measured.update(describe_memory(self.setup.devices))
+        self.end_step(step, experience.last, experience.measured)
+
+    def has_learned(self, step: int, measured: dict[str, Any], history: History) -> None:
         """Marks `step` as the one to save (`Steps.has_learned`)."""
         self.steps.has_learned(step, measured)
         # Of whole steps only: what an interrupted step has drawn is drawn again.
-        self.whole = self.collector.totals, self.generator.lengths
+        self.history = history
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
         self.drawn = last
@@ -190,6 +212,7 @@ class Run:
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
         lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
+        self.late = LateUpdates(self, lanes.late) if lanes.late else None
         early = partial(self.early_stages, lanes) if lanes.readers or lanes.trained else None
         self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
@@ -251,6 +274,10 @@ class Run:
             frozen(self.config, self.setup, self.open.folder, self.lazy.warmup.measured, log.info)
             self.generator.load(self.learner.state.params)
 
+    def evaluate_if_due(self, step: int) -> None:
+        if (every := self.config.eval.every) and step % every == 0:
+            self.evaluate(step)
+
     def evaluate(self, step: int) -> None:
         """Measures and prints the held-out reward of the current policy."""
         if self.config.eval.every:
@@ -261,7 +288,7 @@ class Run:
                 self.open.progress.print(line)
 
     def kept(self) -> Kept:
-        totals, lengths = self.whole
+        totals, lengths = self.history
         meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
         return self.learner.kept, meta | self.learner.meta | totals.to_json()
 

@@ -67,6 +67,10 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
         ("reward_pretrain", "--reward model:DIR"),  # OpenRLHF
         ("colocate_all_models", "--placement interleave or separate"),  # OpenRLHF
         ("async_train", "--placement.overlap gradients"),  # OpenRLHF
+        ("async_queue_size", "--placement.lag 1"),  # OpenRLHF
+        ("one_step_off_policy", "--placement.lag 1"),  # verl
+        ("async_training.staleness_threshold", "--placement.lag 1"),  # verl
+        ("max_head_offpolicyness", "--placement.lag 1"),  # AReaL
         ("resource_pool", "--placement.critic"),  # verl
         ("role_to_mesh", "--placement.critic"),  # Tunix
         ("remote_rm_url", "--reward http://"),

@@ -41,6 +41,7 @@ def test_single_roles_have_the_devices_that_are_named():
 
 
 GRADIENTS = "--placement separate --placement.overlap gradients"
+LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,28 @@ GRADIENTS = "--placement separate --placement.overlap gradients"
             "--placement separate --placement.reward all --placement.overlap gradients",
             "none or scores where rollouts share devices with reward",
         ),
+        (
+            "--placement separate --placement.lag 1",
+            "placement.lag is 1: expected 0 without --algorithm.rollout_correction",
+        ),
+        (f"{LAG} --placement separate --placement.lag 2", "an integer from 0 to 1"),
+        (LAG, "expected 0 with --placement flatten"),
+        (f"{LAG} --placement interleave", "0 where rollouts share devices with policy, critic"),
+        (
+            f"{LAG} --placement separate --placement.reference all",
+            "placement.lag is 1: expected 0 where rollouts share devices with reference",
+        ),
+        (
+            f"{LAG} --placement separate --deterministic --rollout.compile all",
+            "placement.lag is 1: expected 0 with --deterministic",
+        ),
+        (f"{LAG} --placement separate --train false", "expected 0 with --train false"),
+        (f"{LAG} {GRADIENTS}", "expected 0 with --placement.overlap gradients"),
+        (
+            f"{LAG} --placement separate --placement.overlap none",
+            "expected 0 with --placement.overlap none",
+        ),
+        (f"{LAG} --placement auto", "placement.lag is 1: expected 0 with --placement auto"),
         ("--placement both", "placement.name is 'both'"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
@@ -129,6 +152,7 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
             "--placement separate --placement.overlap gradients",
             "none or scores with 2 processes",
         ),
+        ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
     ],
 )
 def test_processes_that_cannot_be_cut_alike_are_told(

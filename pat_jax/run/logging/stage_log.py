@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pat_jax.common.timeline import Timeline
+from pat_jax.planning import stage_names
 from pat_jax.run.logging.iteration_picture import IterationStages, plot_iteration
 from pat_jax.run.start.places import Places
 
@@ -22,10 +23,13 @@ class StageLog:
         """Logs the stages since the last call, those of iteration `step`."""
         spans, groups = self._timeline.take(), self._places.groups()
         made_of = self._places.devices, groups, self._predicted_s
-        self._last = IterationStages.of(step, spans, *made_of)
-        log.info("step %d: %s", step, self._last.described())
+        stages = IterationStages.of(step, spans, *made_of)
+        # The last update of a run with `--placement.lag 1` has no rollout beside it.
+        if self._last is None or any(x.name == stage_names.ROLLOUT for x in spans):
+            self._last = stages
+        log.info("step %d: %s", step, stages.described())
 
     def draw(self, folder: Path) -> None:
-        """Draws the last iteration into the run's folder, with its stages as JSON."""
+        """Draws the last iteration with a rollout into the run's folder, with its stages as JSON."""
         if self._last is not None and self._last.spans:
             plot_iteration(self._last, folder / PICTURE_FILE)

@@ -48,6 +48,8 @@ class Places:
             is_possible = options.overlap != "gradients"
             expected = "none or scores with --placement flatten, where all models have the rollouts' devices"
             require(is_possible, "placement.overlap", options.overlap, expected)
+            expected = "0 with --placement flatten, where all models have the rollouts' devices"
+            require(not options.lag, "placement.lag", options.lag, expected)
             return found
         of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
         require(
@@ -56,7 +58,7 @@ class Places:
             options.rollout or options.name,
             f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
-        _check_gradients(options, placement, len(parts))
+        _check_beside(options, placement, len(parts))
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
             require(
@@ -107,15 +109,20 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
-def _check_gradients(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
-    """Raises OptionError if gradients cannot be summed while others are generated."""
-    if options.overlap != "gradients":
-        return
+def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
+    """Raises OptionError if nothing can be learned while others are generated, and is to be."""
     beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
-    expected = f"none or scores where rollouts share devices with {', '.join(beside[1:])}"
-    require(beside == ["rollout"], "placement.overlap", options.overlap, expected)
-    expected = f"none or scores with {num_parts} processes: one process alone sums gradients early"
-    require(num_parts == 1, "placement.overlap", options.overlap, expected)
+    for is_asked, name, otherwise in (
+        (options.overlap == "gradients", "overlap", "none or scores"),
+        (options.lag > 0, "lag", "0"),
+    ):
+        if is_asked:
+            is_apart, value = beside == ["rollout"], getattr(options, name)
+            expected = f"{otherwise} where rollouts share devices with {', '.join(beside[1:])}"
+            require(is_apart, f"placement.{name}", value, expected)
+            why = "one process alone learns while it generates"
+            expected = f"{otherwise} with {num_parts} processes: {why}"
+            require(num_parts == 1, f"placement.{name}", value, expected)
 
 
 def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Device]]:

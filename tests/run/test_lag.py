@@ -1,0 +1,209 @@
+"""Runs that learn from batches of the policy one update older, and generate the next one meanwhile."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_in_iterations
+from runs import TINY, presets_of_one_layer
+
+from pat_jax.config.command_line import parse
+from pat_jax.rl.batches.batches import to_read_batch
+from pat_jax.run.checkpoints.files import checkpoints_in
+from pat_jax.run.collect import Experience
+from pat_jax.run.generation import Generator
+from pat_jax.run.learning import Learned, Learner
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.loop import Run
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.scoring import open_scorer
+from pat_jax.run.setup import build
+
+STEPS = 4
+OPTIONS = f"""
+    --devices 4 --placement separate --layout dp2tp1 --steps {STEPS} --warm_start.steps 0
+    --algorithm.num_iterations 2 --algorithm.rollout_correction token_truncate
+    --optimizer.learning_rate 1e-2 --eval.every 2 --checkpoint.every 100
+"""
+LAG = "--placement.lag", "1"
+REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
+WAIT_S = 60.0
+
+
+@dataclass
+class Seen:
+    """What was generated and learned from."""
+
+    tokens: list[list[list[int]]] = field(default_factory=list)  # of each rollout's responses
+    prompts: list[list[int]] = field(default_factory=list)  # of each rollout, begun ones included
+    old_gaps: list[float] = field(default_factory=list)  # of each update, as `differs_from_own`
+    threads: list[str] = field(default_factory=list)  # of updates
+    compiled: list[str] = field(default_factory=list)
+
+    def on_response(self, rollout: int) -> None:
+        """Called as a rollout's first response has ended."""
+
+    def on_update(self, step: int) -> None:
+        """Called as an update begins."""
+
+
+def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
+    """Runs to the end in this process."""
+    seen = seen or Seen()
+    (reward := folder.parent / "reward.py").write_text(REWARD)
+    given = [*OPTIONS.split(), "--reward", f"{reward}:score", "--run_dir", str(folder)]
+    config = parse([*TINY, *given, *options])
+    with presets_of_one_layer("tiny"), watched(seen), StopSignals() as signals:
+        setup = build(config, jax.devices()[: config.devices])
+        with (
+            open_scorer(config, setup.task.rewards, setup.reward_models) as scorer,
+            counted_in_iterations() as compiled,
+        ):
+            run = Run(setup, scorer, signals)
+            try:
+                run.run()
+            finally:
+                run.open.release()
+                seen.compiled.extend(map(str, compiled))
+    return seen
+
+
+@contextmanager
+def watched(seen: Seen) -> Iterator[None]:
+    rollout, learn = Generator.rollout, Learner.learn
+
+    def watched_rollout(self: Generator, prompts: Any, number: int, on_finish: Any, kept: Any):
+        seen.prompts.append([x.id for x in prompts])
+        count = 0
+
+        def noted(index: int, ended: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == 1:
+                seen.on_response(number)
+            on_finish(index, ended)
+
+        groups, report = rollout(self, prompts, number, noted, kept)
+        seen.tokens.append([x.tokens.tolist() for group in groups for x in group.rollouts])
+        return groups, report
+
+    def watched_learn(self: Learner, step: int, found: Experience) -> Learned:
+        seen.threads.append(threading.current_thread().name)
+        seen.on_update(step)
+        seen.old_gaps.append(differs_from_own(self, found))
+        return learn(self, step, found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Generator, "rollout", watched_rollout)
+        patch.setattr(Learner, "learn", watched_learn)
+        yield
+
+
+def differs_from_own(learner: Learner, found: Experience) -> float:
+    """The largest difference between the old log-probabilities and those of the present policy."""
+    rollouts = [x for group in found.groups for x in group.rollouts]
+    batch = to_read_batch(rollouts, learner._roles.micro_shapes)
+    batch = learner._roles.predict(learner.states, batch)
+    pairs = zip(batch.by_response("old_logprobs"), found.columns["old_logprobs"], strict=True)
+    return max(float(np.abs(own - old).max()) for own, old in pairs)
+
+
+class Together(Seen):
+    """Neither an update nor the rollout beside it goes on until the other has begun."""
+
+    def __init__(self):
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def on_response(self, rollout: int) -> None:
+        if rollout:
+            self._both.wait(WAIT_S)
+
+    def on_update(self, step: int) -> None:
+        if step < STEPS:
+            self._both.wait(WAIT_S)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
+
+
+def lanes() -> Sequence[str]:
+    return [x.name for x in threading.enumerate() if x.name.startswith("lane")]
+
+
+@pytest.mark.slow  # three runs
+def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_path: Path):
+    late = trained(tmp_path / "late", *LAG, seen=Together())
+    fixed = trained(tmp_path / "fixed", "--steps", "2", "--optimizer.learning_rate", "0")
+    newest = trained(tmp_path / "newest", "--steps", "2")
+
+    assert late.tokens[:2] == fixed.tokens and late.tokens[1] != newest.tokens[1]
+    assert late.compiled == [] and len(late.tokens) == STEPS and lanes() == []
+    assert {*late.threads} == {"lane0"} and {*newest.threads} == {"MainThread"}
+    assert max(late.old_gaps) < 1e-5  # of the policy that learns, not of the one that sampled
+
+    found = rows(tmp_path / "late")
+    assert [row["rollout/lag"] for row in found] == [0, 1, 1, 1]
+    assert [row["step"] for row in found if "eval/reward" in row] == [2, 4]
+    gaps = [row["train/behavior_gap"] for row in found]
+    assert gaps[0] < 1e-4 < 1e-3 < min(gaps[1:])
+    corrections = [row["train/correction_mean"] for row in found]
+    assert abs(corrections[0] - 1) < 1e-4 < min(abs(x - 1) for x in corrections[1:])
+    assert all(np.isfinite(row["train/loss"]) for row in found)
+    assert "rollout/lag" not in rows(tmp_path / "newest")[0]
+
+    picture = json.loads((tmp_path / "late" / "iteration.json").read_text())
+    spans = {span["name"]: span for span in picture["spans"]}
+    rollout, update = spans["rollout"], spans["update of the policy"]
+    assert (rollout["devices"], update["devices"]) == ([0, 1], [2, 3])
+    assert rollout["begin_s"] < update["end_s"] and update["begin_s"] < rollout["end_s"]
+
+
+class StoppedInThird(Seen):
+    """A signal comes while the third batch is generated."""
+
+    def on_response(self, rollout: int) -> None:
+        if rollout == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow  # two runs
+def test_a_stopped_run_completes_its_update_and_goes_on_with_the_same_prompts(tmp_path: Path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stopped):
+        trained(folder, *LAG, seen=(stopped := StoppedInThird()))
+    assert [x.name for x in checkpoints_in(folder / "checkpoints")] == ["2"] and lanes() == []
+    assert [row["step"] for row in rows(folder)] == [1, 2]
+
+    resumed = trained(folder, *LAG, "--resume", "true")
+    assert resumed.prompts[0] == stopped.prompts[2] != stopped.prompts[1]
+    found = rows(folder)
+    assert [(row["step"], row["rollout/lag"]) for row in found] == [(1, 0), (2, 1), (3, 0), (4, 1)]
+    assert all(row["rollout/from_disk"] == 0 for row in found)
+    assert [x.name for x in checkpoints_in(folder / "checkpoints")][-1] == "4"
+
+
+class FailsInSecond(Seen):
+    def on_update(self, step: int) -> None:
+        if step == 2:
+            raise RuntimeError("a device has gone")
+
+
+@pytest.mark.slow  # a run
+def test_an_error_of_an_update_ends_the_run_and_keeps_the_step_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(RuntimeError, match="a device has gone"):
+        trained(tmp_path / "run", *LAG, seen=FailsInSecond())
+    assert [x.name for x in checkpoints_in(tmp_path / "run" / "checkpoints")] == ["1"]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1] and lanes() == []
+    assert "the policy after step 1 is saved; go on with: " in capsys.readouterr().err
