@@ -26,6 +26,7 @@ from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
+from pat_jax.training.trainer import Trainer
 
 STEPS = 4
 OPTIONS = f"""
@@ -51,8 +52,8 @@ class Seen:
     def on_response(self, rollout: int) -> None:
         """Called as a rollout's first response has ended."""
 
-    def on_update(self, step: int) -> None:
-        """Called as an update begins."""
+    def on_update(self, number: int) -> None:
+        """Called as an update, from 1, begins."""
 
 
 def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
@@ -78,7 +79,7 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
 
 @contextmanager
 def watched(seen: Seen) -> Iterator[None]:
-    rollout, learn = Generator.rollout, Learner.learn
+    rollout, learn, update = Generator.rollout, Learner.learn, Trainer.update
 
     def watched_rollout(self: Generator, prompts: Any, number: int, on_finish: Any, kept: Any):
         seen.prompts.append([x.id for x in prompts])
@@ -96,12 +97,16 @@ def watched(seen: Seen) -> Iterator[None]:
         return groups, report
 
     def watched_learn(self: Learner, step: int, found: Experience) -> Learned:
-        seen.threads.append(threading.current_thread().name)
-        seen.on_update(step)
         seen.old_gaps.append(differs_from_own(self, found))
         return learn(self, step, found)
 
+    def watched_update(self: Trainer, *state_and_batch: Any):
+        seen.threads.append(threading.current_thread().name)
+        seen.on_update(len(seen.threads))
+        return update(self, *state_and_batch)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "update", watched_update)
         patch.setattr(Generator, "rollout", watched_rollout)
         patch.setattr(Learner, "learn", watched_learn)
         yield
@@ -127,8 +132,8 @@ class Together(Seen):
         if rollout:
             self._both.wait(WAIT_S)
 
-    def on_update(self, step: int) -> None:
-        if step < STEPS:
+    def on_update(self, number: int) -> None:
+        if number < STEPS:
             self._both.wait(WAIT_S)
 
 
@@ -148,7 +153,8 @@ def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_p
 
     assert late.tokens[:2] == fixed.tokens and late.tokens[1] != newest.tokens[1]
     assert late.compiled == [] and len(late.tokens) == STEPS and lanes() == []
-    assert {*late.threads} == {"lane0"} and {*newest.threads} == {"MainThread"}
+    assert all(name.startswith("lane") for name in late.threads)
+    assert {*newest.threads} == {"MainThread"}
     assert max(late.old_gaps) < 1e-5  # of the policy that learns, not of the one that sampled
 
     found = rows(tmp_path / "late")
@@ -193,8 +199,8 @@ def test_a_stopped_run_completes_its_update_and_goes_on_with_the_same_prompts(tm
 
 
 class FailsInSecond(Seen):
-    def on_update(self, step: int) -> None:
-        if step == 2:
+    def on_update(self, number: int) -> None:
+        if number == 2:
             raise RuntimeError("a device has gone")
 
 
