@@ -196,6 +196,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         for is_wrong, expected in (
             (not self.train, "0 with --train false, which updates nothing"),
             (self.deterministic, "0 with --deterministic"),
+            (self.teacher.top_k > 0, "0 with --teacher.top_k, whose loss no correction weighs"),
             (
                 self.algorithm.rollout_correction == "none",
                 "0 without --algorithm.rollout_correction, which weighs what an older policy sampled",

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from pat_jax.common.devices import Device
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
@@ -48,14 +47,14 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
         yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)
-    predictions = [*setup.roles.predictions(states)]
-    readers = [x for x in predictions if x.is_column]
+    readers = [x for x in setup.roles.predictions(states) if x.is_column]
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
     trained = [(role.layout.devices, role) for role in setup.roles.trained]
+    # What an update needs once all columns are there.
+    late = frozenset().union(*(place for place, _ in trained if config.placement.lag))
     if config.placement.overlap != "gradients" or not config.train:
         trained = []
     every = [*(x.devices for x in readers), *(place for place, _ in (*judges, *trained))]
-    late = _of_an_update(setup.roles, predictions) if config.placement.lag else frozenset()
     places = [place for place in (*every, late) if place and not place & rollout]
     opened: list[LaneThread] = []
     with ExitStack() as threads:
@@ -78,12 +77,6 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
             _finish(opened)
             raise
         _finish(opened)
-
-
-def _of_an_update(roles: Roles, predictions: Sequence[Prediction]) -> frozenset[Device]:
-    """Returns the devices that an update computes on. Columns are there before it begins."""
-    read = [x.devices for x in predictions if not x.is_column]
-    return frozenset().union(*(role.layout.devices for role in roles.trained), *read)
 
 
 def _finish(threads: Sequence[LaneThread]) -> None:

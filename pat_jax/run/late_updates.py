@@ -88,8 +88,9 @@ class LateUpdates:
         with clock("update"):
             work.wait()
         assert batch.learned is not None, "the update has ended"
-        clock.seconds |= batch.seconds
-        measured["train/update_seconds"] = batch.clock.seconds["update"]
+        own = batch.clock.seconds
+        clock.seconds |= {**batch.seconds, "update/compile": own["update/compile"]}
+        measured["train/update_seconds"] = own["update"]
         if goes_on:
             run.generator.release()
             run.load(batch.step, batch.learned, measured)

@@ -45,6 +45,7 @@ class Seen:
 
     tokens: list[list[list[int]]] = field(default_factory=list)  # of each rollout's responses
     prompts: list[list[int]] = field(default_factory=list)  # of each rollout, begun ones included
+    policies: list[int] = field(default_factory=list)  # of each rollout, by checksum
     old_gaps: list[float] = field(default_factory=list)  # of each update, as `differs_from_own`
     threads: list[str] = field(default_factory=list)  # of updates
     compiled: list[str] = field(default_factory=list)
@@ -83,6 +84,7 @@ def watched(seen: Seen) -> Iterator[None]:
 
     def watched_rollout(self: Generator, prompts: Any, number: int, on_finish: Any, kept: Any):
         seen.prompts.append([x.id for x in prompts])
+        seen.policies.append(self.policy)
         count = 0
 
         def noted(index: int, ended: Any) -> None:
@@ -152,6 +154,8 @@ def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_p
     newest = trained(tmp_path / "newest", "--steps", "2")
 
     assert late.tokens[:2] == fixed.tokens and late.tokens[1] != newest.tokens[1]
+    first, *others = late.policies  # one more update before each batch but the first two
+    assert others[0] == first and len({first, *others[1:]}) == STEPS - 1
     assert late.compiled == [] and len(late.tokens) == STEPS and lanes() == []
     assert all(name.startswith("lane") for name in late.threads)
     assert {*newest.threads} == {"MainThread"}

@@ -87,6 +87,10 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
             "placement.lag is 1: expected 0 with --deterministic",
         ),
         (f"{LAG} --placement separate --train false", "expected 0 with --train false"),
+        (
+            f"{LAG} --placement separate --algorithm distill --teacher.model a --teacher.top_k 4",
+            "placement.lag is 1: expected 0 with --teacher.top_k",
+        ),
         (f"{LAG} {GRADIENTS}", "expected 0 with --placement.overlap gradients"),
         (
             f"{LAG} --placement separate --placement.overlap none",
