@@ -18,7 +18,7 @@ from runs import TINY, presets_of_one_layer
 from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.run.checkpoints.files import checkpoints_in
-from pat_jax.run.collect import Experience
+from pat_jax.run.collect import Collector, Experience
 from pat_jax.run.generation import Generator
 from pat_jax.run.learning import Learned, Learner
 from pat_jax.run.logging.metrics import read_metrics
@@ -53,6 +53,9 @@ class Seen:
     def on_response(self, rollout: int) -> None:
         """Called as a rollout's first response has ended."""
 
+    def on_collected(self, number: int) -> None:
+        """Called when a batch, from 1, has its rewards."""
+
     def on_update(self, number: int) -> None:
         """Called as an update, from 1, begins."""
 
@@ -80,7 +83,8 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
 
 @contextmanager
 def watched(seen: Seen) -> Iterator[None]:
-    rollout, learn, update = Generator.rollout, Learner.learn, Trainer.update
+    rollout, collect = Generator.rollout, Collector.collect
+    learn, update = Learner.learn, Trainer.update
 
     def watched_rollout(self: Generator, prompts: Any, number: int, on_finish: Any, kept: Any):
         seen.prompts.append([x.id for x in prompts])
@@ -98,8 +102,14 @@ def watched(seen: Seen) -> Iterator[None]:
         seen.tokens.append([x.tokens.tolist() for group in groups for x in group.rollouts])
         return groups, report
 
+    def watched_collect(self: Collector, *args: Any) -> Experience:
+        found = collect(self, *args)
+        seen.on_collected(len(seen.tokens))
+        return found
+
     def watched_learn(self: Learner, step: int, found: Experience) -> Learned:
-        seen.old_gaps.append(differs_from_own(self, found))
+        if "old_logprobs" in found.columns:
+            seen.old_gaps.append(differs_from_own(self, found))
         return learn(self, step, found)
 
     def watched_update(self: Trainer, *state_and_batch: Any):
@@ -109,6 +119,7 @@ def watched(seen: Seen) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "update", watched_update)
+        patch.setattr(Collector, "collect", watched_collect)
         patch.setattr(Generator, "rollout", watched_rollout)
         patch.setattr(Learner, "learn", watched_learn)
         yield
@@ -159,6 +170,7 @@ def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_p
     assert late.compiled == [] and len(late.tokens) == STEPS and lanes() == []
     assert all(name.startswith("lane") for name in late.threads)
     assert {*newest.threads} == {"MainThread"}
+    assert len(late.old_gaps) == STEPS
     assert max(late.old_gaps) < 1e-5  # of the policy that learns, not of the one that sampled
 
     found = rows(tmp_path / "late")
@@ -203,17 +215,34 @@ def test_a_stopped_run_completes_its_update_and_goes_on_with_the_same_prompts(tm
 
 
 class FailsInSecond(Seen):
+    """The first update ends after the second batch is collected, and the second update fails."""
+
+    def __init__(self):
+        super().__init__()
+        self._is_collected = threading.Event()
+
+    def on_collected(self, number: int) -> None:
+        if number == 2:
+            self._is_collected.set()
+
     def on_update(self, number: int) -> None:
+        assert self._is_collected.wait(WAIT_S)
         if number == 2:
             raise RuntimeError("a device has gone")
 
 
-@pytest.mark.slow  # a run
+@pytest.mark.slow  # two runs
 def test_an_error_of_an_update_ends_the_run_and_keeps_the_step_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
+    folder, options = tmp_path / "run", [*LAG, "--algorithm.num_iterations", "1"]
     with pytest.raises(RuntimeError, match="a device has gone"):
-        trained(tmp_path / "run", *LAG, seen=FailsInSecond())
-    assert [x.name for x in checkpoints_in(tmp_path / "run" / "checkpoints")] == ["1"]
-    assert [row["step"] for row in rows(tmp_path / "run")] == [1] and lanes() == []
+        trained(folder, *options, seen=(failed := FailsInSecond()))
+    assert [x.name for x in checkpoints_in(folder / "checkpoints")] == ["1"]
+    assert [row["step"] for row in rows(folder)] == [1] and lanes() == []
     assert "the policy after step 1 is saved; go on with: " in capsys.readouterr().err
+
+    # Of the two batches that were collected, one was learned from.
+    resumed = trained(folder, *options, "--resume", "true")
+    assert resumed.prompts[0] == failed.prompts[1] != failed.prompts[0]
+    assert [row["rollout/lag"] for row in rows(folder)] == [0, 0, 1, 1]
