@@ -9,14 +9,37 @@ when these happen. Does not know what they do (`loop.py`).
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from pat_jax.common.gathering import Gathers
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.run.collect import Experience
+from pat_jax.run.generation import Generator
 from pat_jax.run.learning import Learned
+from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StoppedAtOnce
+
+
+class Iterated(Protocol):
+    """The parts of an iteration of a run (`loop.Run`)."""
+
+    steps: Steps
+    generator: Generator
+
+    def collect(self, step: int) -> Experience: ...
+
+    def learn_from(
+        self, step: int, experience: Experience, measured: dict[str, Any], clock: Stopwatch
+    ) -> Learned: ...
+
+    def load(self, step: int, learned: Learned, measured: dict[str, Any]) -> None: ...
+
+    def complete(self, step: int, experience: Experience) -> None: ...
+
+    def bring_in_layouts(self) -> None: ...
+
+    def evaluate_if_due(self, step: int) -> None: ...
 
 
 @dataclass
@@ -40,7 +63,7 @@ class LateBatch:
 class LateUpdates:
     """The iterations of a run with `--placement.lag 1`; `thread` is that of the trained models."""
 
-    def __init__(self, run: "Run", thread: LaneThread):
+    def __init__(self, run: Iterated, thread: LaneThread):
         self._run, self._thread = run, thread
         self._begun: tuple[LateBatch, Gathers[LateBatch]] | None = None  # the update that goes on
 
@@ -96,7 +119,3 @@ class LateUpdates:
             run.load(batch.step, batch.learned, measured)
         run.complete(batch.step, batch.experience)
         clock.reset()
-
-
-if TYPE_CHECKING:
-    from pat_jax.run.loop import Run

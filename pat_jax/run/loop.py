@@ -1,6 +1,7 @@
 """The loop of reinforcement learning: `Run.iterate` is the whole algorithm.
 
-Connects the packages. Knows no option of the command line and no array.
+With `--placement.lag 1`, `late_updates.py` has its parts in another order. Connects the packages.
+Knows no option of the command line and no array.
 """
 
 import logging

@@ -33,7 +33,7 @@ class Sampler:
     def __init__(self, teaches: list[bool]):
         self.teaches, self.iterations = teaches, []
 
-    policy = 1
+    policy, lengths = 1, None
 
     def rollout(self, prompts, iteration, on_finish, kept):
         del kept

@@ -30,6 +30,6 @@ class StageLog:
         log.info("step %d: %s", step, stages.described())
 
     def draw(self, folder: Path) -> None:
-        """Draws the last iteration with a rollout into the run's folder, with its stages as JSON."""
+        """Draws the last iteration that has a rollout, with its stages as JSON, into a folder."""
         if self._last is not None and self._last.spans:
             plot_iteration(self._last, folder / PICTURE_FILE)
