@@ -56,7 +56,7 @@ class Places:
             options.rollout or options.name,
             f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
-        _check_gradients(options, placement, len(parts))
+        _check_gradients(options, placement)
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
             require(
@@ -107,15 +107,13 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
-def _check_gradients(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
+def _check_gradients(options: PlacementConfig, placement: Placement) -> None:
     """Raises OptionError if gradients cannot be summed while others are generated."""
     if options.overlap != "gradients":
         return
     beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
     expected = f"none or scores where rollouts share devices with {', '.join(beside[1:])}"
     require(beside == ["rollout"], "placement.overlap", options.overlap, expected)
-    expected = f"none or scores with {num_parts} processes: one process alone sums gradients early"
-    require(num_parts == 1, "placement.overlap", options.overlap, expected)
 
 
 def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Device]]:
