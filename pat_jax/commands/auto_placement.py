@@ -1,8 +1,10 @@
 """Chooses a run's placement before the run is built, for `train --placement auto`.
 
-The run is priced as `plan --placement auto` prices it, on the devices that are here.
+The run is priced as `plan --placement auto` prices it, on the devices that are here. With several
+processes the first one decides, among placements that cut each process alike.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from pat_jax.commands.plan import question_of
 from pat_jax.common.chips import chips
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.together import process_group
+from pat_jax.common.hosts.together import ProcessGroup, process_group
 from pat_jax.common.text_table import text_table
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
@@ -35,8 +37,14 @@ from pat_jax.run.setup import model_config, settled_options
 from pat_jax.run.start.chosen_placement import ChosenPlacement
 
 
-def chosen_placement(config: RunConfig, devices: Sequence[Device]) -> ChosenPlacement:
-    """Returns the run with a placement in place of `auto`.
+def chosen_placement(
+    config: RunConfig, devices: Sequence[Device], us: ProcessGroup | None = None
+) -> ChosenPlacement:
+    """Returns the run with a placement in place of `auto`, the same in every process.
+
+    Args:
+      devices: of all processes.
+      us: the processes; None: those of this run.
 
     Raises:
       UserError: the model or an option cannot work.
@@ -51,15 +59,24 @@ def chosen_placement(config: RunConfig, devices: Sequence[Device]) -> ChosenPlac
         return ChosenPlacement(
             flat, f"flatten: iterations are predicted for {known}, not for {kinds}."
         )
+    together = us or process_group()
+    found = together.agree("placement", lambda: _priced(flat, devices, target))
+    placement, roles = found.config.placement, found.config.roles  # the rest may be the first's own
+    return replace(found, config=replace(config, placement=placement, roles=roles))
+
+
+def _priced(flat: RunConfig, devices: Sequence[Device], target: Target) -> ChosenPlacement:
+    """Returns the choice for a run whose placement is `flat`."""
     run, _ = settled_options(flat, model_config(flat, devices), devices)
-    placing = Placing(question_of(_asked(run, target), ""), run)
+    question = question_of(_asked(run, target), "")
+    placing = Placing(question, run, cuts=len(_of_processes(devices)))
     found = placing.placements()
     place = _options(found.chosen.candidate, placing.roles)
     table, schedule = placements(found), found.chosen.schedule
     predicted_s = {span.name: span.busy_s for span in schedule.spans} if schedule else {}
-    roles = config.roles if place == PlacementConfig() else RolesConfig(found.chosen.rest)
+    roles = flat.roles if place == PlacementConfig() else RolesConfig(found.chosen.rest)
     return ChosenPlacement(
-        replace(config, placement=place, roles=roles),
+        replace(flat, placement=place, roles=roles),
         found.reason,
         text_table(table.header, table.rows),
         predicted_s,
@@ -72,9 +89,21 @@ def _nothing_to_choose(config: RunConfig, devices: Sequence[Device]) -> str:
         return "there is one device"
     if not config.train:
         return "nothing is trained"
-    if (count := process_group().count) > 1:
-        return f"only placements of one process are priced, and there are {count}"
+    numbers = _of_processes(devices)
+    if len(numbers) == 1:
+        return ""
+    if devices[0].platform == "tpu":
+        return f"a TPU slice is priced for one process, and there are {len(numbers)}"
+    if len({*numbers}) > 1:
+        return f"the {len(numbers)} processes have different numbers of devices"
+    if numbers[0] == 1:
+        return f"each of the {len(numbers)} processes has one device, for all models"
     return ""
+
+
+def _of_processes(devices: Sequence[Device]) -> list[int]:
+    """The number of devices of each process."""
+    return list(Counter(device.process_index for device in devices).values())
 
 
 def _options(chosen: Candidate, roles: Collection[PlacedRole]) -> PlacementConfig:

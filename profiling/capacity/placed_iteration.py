@@ -77,7 +77,7 @@ def _sizes(count: int) -> list[float]:
 class PlacedIterations:
     """The iterations of a run on one target."""
 
-    sizes: Mapping[int, PlacedSize]  # by number of devices
+    sizes: Mapping[int, PlacedSize]  # by number of devices, of each cut
     target: Target
     by_group: bool  # whether gradients need all responses to a prompt
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)

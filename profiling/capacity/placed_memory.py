@@ -8,7 +8,7 @@ from pat_jax.profiling.capacity.placed_size import PlacedSize, RoleBytes, placed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.priced import PartMemory
 
-Sizes = Mapping[int, PlacedSize]  # by number of devices
+Sizes = Mapping[int, PlacedSize]  # by number of devices, of each cut
 
 
 def waiting(candidate: Candidate, sizes: Sizes) -> int:

@@ -30,15 +30,21 @@ from pat_jax.training.roles import REFERENCE, TEACHER
 from pat_jax.training.trainer import CRITIC
 
 
-def part_of(target: Target, count: int) -> Target | None:
+def part_of(target: Target, count: int, num_cuts: int = 1) -> Target | None:
     """Returns the target of `count` neighbouring devices of a target; None: there is none such.
 
     GPUs are of one host, or of whole hosts. A TPU slice is cut along its longest sides.
+
+    Args:
+      num_cuts: equal groups of the target's GPUs, each inside a host. The part has as many devices
+        of each.
     """
     name, per_host = target.chip.name, target.devices_per_host
     if count == target.num_devices:
         return target
     if target.chip.platform == "cuda":
+        if num_cuts > 1:
+            return Target.parse(f"{name}:{count // target.num_hosts}x{target.num_hosts}")
         whole = count % per_host == 0
         if count > per_host and not whole:
             return None
@@ -196,13 +202,17 @@ def carried_s(kept: int, target: Target, sizes: Sequence[int]) -> float:
 
 
 def sized(
-    whole: TargetBuild, options: PlanConfig, counts: Sequence[int]
+    whole: TargetBuild, options: PlanConfig, counts: Sequence[int], num_cuts: int
 ) -> tuple[dict[int, PlacedSize], dict[int, str]]:
-    """Returns the models on each number of devices, and why a number cannot be."""
+    """Returns the models on each number of devices, and why a number cannot be.
+
+    Args:
+      counts: numbers of devices of each of `num_cuts` groups (`part_of`).
+    """
     found: dict[int, PlacedSize] = {}
     refused: dict[int, str] = {}
     for count in counts:
-        target = part_of(whole.order.target, count)
+        target = part_of(whole.order.target, count * num_cuts, num_cuts)
         if target is None:
             refused[count] = f"{count} devices are neither part of a host nor whole hosts"
             continue

@@ -1,7 +1,8 @@
 """Prices a run's placements and chooses one, for `--placement auto` of a plan.
 
 Rollouts are replayed on as many devices as they would have. Passes are packed and composed for as
-many as each role would have. `placement/schedule.py` puts both in order.
+many as each role would have. `placement/schedule.py` puts both in order. Several hosts are cut
+alike, as a run cuts its processes.
 """
 
 import math
@@ -38,10 +39,13 @@ class Placing:
 
     Args:
       run: options that say what may be done while responses are generated; None: the question's.
+      cuts: equal groups of the devices, each inside a host, that are cut alike; None: the hosts.
+        Candidates number the devices of one group.
     """
 
     question: Question
     run: RunConfig | None = None
+    cuts: int | None = None
 
     def placements(self) -> Placements:
         """Returns the candidates with names and the fastest others, each with its price.
@@ -64,7 +68,7 @@ class Placing:
                 break
             found.append(self.best(one))
         can_stream = any(one.overlap == "gradients" for one in every)
-        return Placements((*named, *found), OF_COMPOSED, can_stream, len(every))
+        return Placements((*named, *found), OF_COMPOSED, can_stream, len(every), self._num_cuts)
 
     @cached_property
     def every(self) -> list[Candidate]:
@@ -99,10 +103,14 @@ class Placing:
 
     @cached_property
     def candidates(self) -> list[Candidate]:
-        count = self.question.build.order.target.num_devices
+        count = self.question.build.order.target.num_devices // self._num_cuts
         streams = not (self._run.gradients_wait_for or self.question.run.gradients_wait_for)
         every = candidates(count, self.roles, streams_gradients=streams)
         return [one for one in every if self._can_run(one)]
+
+    @property
+    def _num_cuts(self) -> int:
+        return self.cuts or self.question.build.order.target.num_hosts
 
     @property
     def _run(self) -> RunConfig:
@@ -184,7 +192,8 @@ class Placing:
     @cached_property
     def _all_sizes(self) -> tuple[dict[int, PlacedSize], dict[int, str]]:
         counts = {len(x) for one in self.candidates for x in one.placement.places.values()}
-        return sized(self.question.build, self.question.options, sorted(counts, reverse=True))
+        asked = self.question.build, self.question.options
+        return sized(*asked, sorted(counts, reverse=True), self._num_cuts)
 
     @property
     def _sizes(self) -> dict[int, PlacedSize]:

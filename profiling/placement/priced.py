@@ -54,6 +54,7 @@ class Placements:
     error: float  # share by which predicted times may be wrong
     streams_gradients: bool  # whether gradients can begin before the rollout has ended
     num_considered: int  # candidates, those that could not be the fastest among them
+    num_cuts: int = 1  # equal groups of devices that are cut alike: numbers are within one
 
     @property
     def flatten(self) -> Priced:

@@ -126,6 +126,47 @@ def test_parts_of_targets():
     assert part("h100:6x3", 9) == "None"
 
 
+@pytest.mark.parametrize(
+    ("target", "count", "num_cuts", "expected"),
+    [
+        ("h100:8x2", 8, 2, "h100:4x2"),
+        ("h100:8x2", 16, 2, "h100:8x2"),
+        ("h100:8x4", 8, 4, "h100:2x4"),
+        ("h100:8x2", 4, 4, "h100:2x2"),  # two processes a host
+        ("h100:8", 4, 2, "h100:4x1"),
+    ],
+)
+def test_parts_of_hosts_that_are_cut_alike(target: str, count: int, num_cuts: int, expected: str):
+    assert str(part_of(Target.parse(target), count, num_cuts)) == expected
+
+
+def test_a_plan_of_several_hosts_has_what_a_run_of_them_can_do():
+    """Every host is cut alike: models learn over the network, and send weights inside a host."""
+    alike = placing(f"{PPO}{STREAMED}--target h100:4x2 ")
+    assert {i for one in alike.every for x in one.placement.places.values() for i in x} == {
+        *range(4)
+    }
+    by_host = replace(alike, cuts=1)
+    flat = [
+        x.priced(Candidate(Placement.named("flatten", n))) for x, n in ((alike, 4), (by_host, 8))
+    ]
+    assert flat[0].seconds == pytest.approx(flat[1].seconds)
+    halves = [
+        {
+            stage.name: stage.total_s
+            for stage in first(x, Candidate(Placement.named("separate", n))).stages
+        }
+        for x, n in ((alike, 4), (by_host, 8))
+    ]
+    assert halves[0]["gradients of the policy"] > halves[1]["gradients of the policy"]
+
+
+def test_a_plan_says_that_devices_are_numbered_within_a_host(report: PlanReport):
+    assert report.placements and "cut alike" not in plan_text(report)
+    several = replace(report, placements=replace(report.placements, num_cuts=2))
+    assert "Each of the 2 hosts is cut alike" in plan_text(several)
+
+
 def test_micro_batches_end_when_their_last_response_has():
     prompts, responses = np.full(4, 10), np.array([10, 50, 20, 20])
     workload = Workload(prompts, responses, 64, np.array([0, 0, 1, 1]))

@@ -10,9 +10,11 @@ from runs import QWEN3, ROOT, presets_of_one_layer, write_checkpoint
 from several import SMALL, ends, errors, start_all
 
 WORKER = (str(ROOT / "tests" / "hosts" / "placed_worker.py"),)
+SEPARATE = "--placement separate"
 RUNS = {
     "interleave": "--devices 4 --layout dp4tp1 --placement interleave",
-    "scores": "--devices 4 --layout dp2tp1 --placement separate",
+    "scores": f"--devices 4 --layout dp2tp1 {SEPARATE}",
+    "gradients": f"--devices 4 --layout dp2tp1 {SEPARATE} --placement.overlap gradients",
 }
 
 
@@ -35,33 +37,41 @@ def test_two_processes_learn_what_one_learns_in_every_placement(tmp_path: Path):
         assert set(map(tuple, other.devices.values())) == {tuple(devices)}, name
 
 
-# The thread beside the main one comes to this when it reads responses for the second time.
+# The thread beside the main one comes to this for the second time.
 FAILS = """
 import os, signal
 import jax
 from pat_jax import train
 from pat_jax.common.run_command import run_command
-from pat_jax.training.reader import Reader
+from {module} import {of}
 
-def failing(self, batch, do=Reader.read, calls=[]):
+def failing(self, *given, do={of}.{method}, calls=[]):
     calls.append(1)
     if jax.process_index() == {index} and len(calls) == 2:
         {how}
-    return do(self, batch)
+    return do(self, *given)
 
-Reader.read = failing
+{of}.{method} = failing
 run_command(train.main)
 """
+READS = {"module": "pat_jax.training.reader", "of": "Reader", "method": "read"}
+SUMS = {"module": "pat_jax.training.summed_gradients", "of": "SummedGradients", "method": "add"}
 RAISES, DIES = 'raise OSError("no device")', "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("gone", "how"), [(0, RAISES), (1, RAISES), (1, DIES)])
-def test_where_a_lane_of_one_fails_both_end_with_a_sentence(tmp_path: Path, gone: int, how: str):
+@pytest.mark.parametrize(
+    ("gone", "how", "where"),
+    [(0, RAISES, READS), (1, RAISES, READS), (1, DIES, READS), (1, RAISES, SUMS)],
+)
+def test_where_a_lane_of_one_fails_both_end_with_a_sentence(
+    tmp_path: Path, gone: int, how: str, where: dict[str, str]
+):
     options = [*SMALL, "--eval.every", "0", "--steps", "1000", "--algorithm.beta", "0.1"]
     options += ["--placement", "separate", "--run_dir", str(tmp_path / "run")]
-    program = "-c", FAILS.format(index=gone, how=how)
+    options += ["--placement.overlap", "gradients"] * (where is SUMS)
+    program = "-c", FAILS.format(index=gone, how=how, **where)
     found = ends(start_all(2, *options, program=program))
     code, output = found[1 - gone]
     (sentence,) = errors(output)

@@ -126,7 +126,7 @@ def of_processes(*sizes: int) -> list[Any]:
 
 def test_every_process_is_cut_alike():
     devices = of_processes(4, 4)
-    options = ("--placement", "separate", "--placement.critic", "3")
+    options = (*GRADIENTS.split(), "--placement.critic", "3")
     places = Places.of(parse(options), devices)
     found = {role: [device.id for device in places[role]] for role in ROLES}
     assert found["rollout"] == [0, 1, 4, 5] and found["critic"] == [3, 7]
@@ -151,11 +151,6 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
         ((3, 1), "--placement separate", "the same number of devices in each process"),
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
         ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
-        (
-            (4, 4),
-            "--placement separate --placement.overlap gradients",
-            "none or scores with 2 processes",
-        ),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
     ],
 )

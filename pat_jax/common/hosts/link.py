@@ -1,9 +1,10 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
-A star: every process has one connection to the first. Each end sends four heartbeats per
-`SILENCE_S`, with the place of its main thread. A peer counts as lost if it is silent for that long,
-or if its connection breaks before it has said goodbye. Python values are sent as pickles with an
-authentication code, which is checked before unpickling. Does not know what the messages mean.
+A star: every process has one connection to the first, which passes on what another tells. Each end
+sends four heartbeats per `SILENCE_S`, with the place of its main thread. A peer counts as lost if
+it is silent for that long, or if its connection breaks before it has said goodbye. Python values
+are sent as pickles with an authentication code, which is checked before unpickling. Does not know
+what the messages mean.
 """
 
 import hmac
@@ -99,11 +100,11 @@ class Link:
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def send(self, message: Message) -> None:
-        """Sends a message to every peer that has not left."""
+    def send(self, message: Message, but: Peer | None = None) -> None:
+        """Sends a message to every peer that has not left, `but` one."""
         pickled = pickle.dumps(message)
         for peer in self.peers:
-            if not peer.has_left:
+            if peer is not but and not peer.has_left:
                 self._try_send(peer, pickled)
 
     def post(self, message: Message) -> None:
@@ -132,6 +133,8 @@ class Link:
                 elif message.kind == "alive":
                     peer.at = message.content
                 else:
+                    if message.kind == "told":
+                        self.send(message, but=peer)
                     self._heard(peer, message)
         except (EOFError, OSError):
             self._give_up(peer, "has ended")

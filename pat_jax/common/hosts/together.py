@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Link, Message, Peer
+from pat_jax.common.hosts.told import Listener, Told
 from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
@@ -45,8 +46,7 @@ class ProcessGroup:
         self._scratch: Any = None
         self._at, self._thread = At(), threading.get_ident()
         self._beside = set[int]()  # threads whose programs run beside those of the main thread
-        self._told: dict[str, queue.SimpleQueue[Any]] = {}
-        self._tells = threading.Lock()
+        self._told = Told()
         self._stall = Stall(patience_s)
 
     def __str__(self) -> str:
@@ -104,16 +104,22 @@ class ProcessGroup:
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def tell(self, name: str, value: Any) -> None:
-        """Tells the other processes a value, in the order of calls with this `name`. Only the first
-        process may call it, on any thread."""
-        assert self.is_first
+        """Tells all other processes a value, on any thread. What one process tells under a `name`
+        comes in the order of its calls."""
         if self._link is not None:
             self._link.send(Message("told", name, value))
 
     def told(self, name: str) -> "queue.SimpleQueue[Any]":
-        """Returns the queue of what the first process tells under this `name`."""
-        with self._tells:
-            return self._told.setdefault(name, queue.SimpleQueue())
+        """Returns the queue of what others tell under this `name`."""
+        return self._told.queue(name)
+
+    def listen(self, name: str, listener: Listener) -> None:
+        """Hands `listener` each value that others tell under this `name` (`Told.listen`)."""
+        self._told.listen(name, listener)
+
+    def forget(self, name: str) -> None:
+        """Ends what `listen` has begun."""
+        self._told.forget(name)
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes if one has another `value` than the first."""
@@ -238,7 +244,7 @@ class ProcessGroup:
             self.stop_number = message.content
             return
         if message.kind == "told":
-            self.told(message.name).put(message.content)
+            self._told.put(message.name, message.content)
             return
         index, sentence, code = message.content
         # The first process passes on what another has told it.

@@ -120,9 +120,8 @@ def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int
             is_apart, value = beside == ["rollout"], getattr(options, name)
             expected = f"{otherwise} where rollouts share devices with {', '.join(beside[1:])}"
             require(is_apart, f"placement.{name}", value, expected)
-            why = "one process alone learns while it generates"
-            expected = f"{otherwise} with {num_parts} processes: {why}"
-            require(num_parts == 1, f"placement.{name}", value, expected)
+    expected = f"0 with {num_parts} processes: one process alone updates while it generates"
+    require(not options.lag or num_parts == 1, "placement.lag", options.lag, expected)
 
 
 def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Device]]:
