@@ -40,6 +40,10 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 Progress = Callable[[int, int, str], None]  # records done, number of records, and the last one
 
 
+class CompilerCrash(UserError):
+    """A compiler's process was ended by a signal."""
+
+
 @dataclass(frozen=True)
 class Compilation:
     """The compiled programs of one model for a target, at the model's whole depth."""
@@ -142,6 +146,20 @@ def environment(target: Target) -> dict[str, str]:
 def _compiled(
     target: Target, content: Mapping[str, Any], progress: Progress | None
 ) -> list[dict[str, Any]]:
+    """Returns the records of an order's programs, in the order in which they were compiled."""
+    try:
+        return _compiled_once(target, content, progress)
+    except CompilerCrash:
+        if content["threads"] == 1:
+            raise
+    # libtpu 0.0.42 can crash while it compiles two large programs, and compiles each by itself.
+    # Less memory is needed, too. Programs that are done are kept.
+    return _compiled_once(target, {**content, "threads": 1}, progress)
+
+
+def _compiled_once(
+    target: Target, content: Mapping[str, Any], progress: Progress | None
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in answers(target, content):
         found.append(line["program"])
@@ -162,6 +180,7 @@ def answers(
 
     Raises:
       UserError: the child refuses, or ends before it has answered everything.
+      CompilerCrash: a signal has ended it.
     """
     command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
     pipe = subprocess.PIPE
@@ -187,7 +206,7 @@ def answers(
         if status:
             log.seek(0)
             tail = " ".join(log.read()[-800:].split())
-            raise UserError(
+            raise (CompilerCrash if status < 0 else UserError)(
                 f"target {target}: the compiler's process ended with {status} (too little memory is "
                 f"a usual cause of -9); it said: {tail or 'nothing'}."
             )

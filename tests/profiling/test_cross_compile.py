@@ -198,7 +198,8 @@ def test_a_program_that_does_not_compile_is_a_result(tmp_path: Path):
 
 CHILD = """#!{python}
 import json, sys
-order = json.loads(sys.stdin.read())["order"]
+asked = json.loads(sys.stdin.read())
+order = asked["order"]
 open({calls!r}, "a").write("called ")
 {body}
 """
@@ -256,6 +257,25 @@ def test_a_child_that_fails_is_one_sentence_and_nothing_is_kept(child, tmp_path,
     for _ in range(2):
         with pytest.raises(UserError, match=says):
             ask(tmp_path)
+    assert calls.read_text() == "called called "
+
+
+CRASHES = "import os, signal\nif {}: os.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
+def test_a_compiler_that_crashes_compiles_one_program_after_the_other(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation.os, "cpu_count", lambda: 2)
+    record = json.dumps(CompiledProgram("decode", Split(8, 1)).to_json())
+    crashes = CRASHES.format("asked['threads'] > 1")
+    calls = child(crashes + SAYS.replace("RECORD", f"json.loads({record!r})"))
+    assert len(ask(tmp_path).programs) == 1 and calls.read_text() == "called called "
+
+
+def test_a_compiler_that_crashes_again_ends_the_plan(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation.os, "cpu_count", lambda: 2)
+    calls = child(CRASHES.format("True"))
+    with pytest.raises(UserError, match="ended with -11 "):
+        ask(tmp_path)
     assert calls.read_text() == "called called "
 
 
