@@ -9,6 +9,7 @@ from pat_jax.common.rules import count
 from pat_jax.config.algorithms import Name as AlgorithmName
 from pat_jax.config.critic import REWARD_MODEL
 from pat_jax.config.lora import MOST_RANK
+from pat_jax.config.teacher import TeacherConfig
 from pat_jax.models.config import ModelConfig
 
 CRITIC, TEACHER = "critic", "teacher"
@@ -60,16 +61,11 @@ class PlannedCritic(Options):
 
 
 @dataclass(frozen=True)
-class PlannedTeacher(Options):
+class PlannedTeacher(TeacherConfig):
     """The frozen model that the policy is distilled from."""
-
-    SECTION = "teacher."
 
     model: str = ""
     """A model that scores the tokens of every response, named as in --model; empty has none."""
-    top_k: int = option(0, count(0, 256))
-    """So many of its likeliest tokens are read and learned at each position; 0 reads the sampled
-    token alone. See --teacher.top_k of train."""
 
 
 def shapes_of_roles(
