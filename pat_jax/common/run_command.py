@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import TextIO
 
 from pat_jax.common.errors import UserError, shortened
@@ -51,12 +52,21 @@ def run_command(main: Callable[[], None]) -> None:
     It ends without a message on Ctrl-C, and when the reader of its output has gone (`| head`). A
     full disk is one sentence as well.
     """
+    _write_whole_lines()
     try:
         _run_command(main)
     except SystemExit as end:
         _end_at_once(end.code)
         raise
     _end_at_once(0)
+
+
+def _write_whole_lines() -> None:
+    """Has Python write a line and its end at once, so that lines of two threads do not mix. With
+    PYTHONUNBUFFERED, which many container images set, it writes them one after the other."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.write_through:
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _end_at_once(code: str | int | None) -> None:

@@ -1,8 +1,10 @@
 """What every command says of itself: --help, --version, the list of all."""
 
 import errno
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +113,25 @@ def test_a_full_disk_is_one_sentence(capsys: pytest.CaptureFixture[str]):
         run_command(main)
     words = "error: No space left on device for runs/here/config.yaml: make room and start again.\n"
     assert capsys.readouterr().err == words
+
+
+def test_a_line_is_written_at_once():
+    """What is written at once is one packet of this socket."""
+    program = (
+        "from pat_jax.common.run_command import run_command\n"
+        "run_command(lambda: [print(one) for one in ('first', 'second')])\n"
+    )
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, ours:
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=theirs,
+            check=True,
+        )
+        theirs.close()
+        assert [ours.recv(100) for _ in range(3)] == [b"first\n", b"second\n", b""]
 
 
 def test_ctrl_c_leaves_no_traceback(capsys: pytest.CaptureFixture[str]):

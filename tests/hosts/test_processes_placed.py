@@ -74,7 +74,9 @@ def test_where_a_lane_of_one_fails_both_end_with_a_sentence(
     program = "-c", FAILS.format(index=gone, how=how, **where)
     found = ends(start_all(2, *options, program=program))
     code, output = found[1 - gone]
-    (sentence,) = errors(output)
+    sentences = errors(output)
+    assert len(sentences) == 1, output
+    (sentence,) = sentences
     assert code == 1 and f"process {gone}" in sentence and "Traceback" not in output, output
     if how == RAISES:
         code, output = found[gone]
