@@ -8,7 +8,8 @@ from benchmarks.planner.two_core_processes import FLATTEN, SEPARATE
 from benchmarks.planner.two_core_tables import Passes, Tables
 
 READS = {"reference_logprobs": 1.0, "old_values": 1.0, "old_logprobs": 1.5}
-PASSES = Passes(READS, {"critic": 2.0, "train": 3.0}, {"critic": 0.25, "train": 0.25}, 0.5, 4)
+SHAPES = (1, 128), (1, 320), (1, 640)
+PASSES = Passes(READS, {"critic": 2.0, "train": 3.0}, {"critic": 0.25, "train": 0.25}, 0.5, SHAPES)
 
 
 def tables(ended_s: np.ndarray) -> Tables:

@@ -18,6 +18,7 @@ from pat_jax.planning import stage_names
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.placed_iteration import Ended
+from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Overlap
 from pat_jax.profiling.placement.iteration import Iteration, Schedule, Stage
 from pat_jax.profiling.placement.schedule import scheduled
@@ -26,6 +27,7 @@ from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replayed
 from pat_jax.rl.batches.batches import TrainBatch, to_read_batch
+from pat_jax.rl.batches.packing import Shape
 from pat_jax.run.collect import Experience
 from pat_jax.run.learning import Learner
 from pat_jax.run.setup import Setup
@@ -59,7 +61,7 @@ class Passes:
     gradients: Mapping[str, float]  # by trained role, in the order of a run
     steps: Mapping[str, float]
     batch_s: float  # of the host: advantages, and packing
-    micro_batches: int
+    micro_shapes: Sequence[Shape]
 
 
 def passes(setup: Setup, learner: Learner, found: Experience) -> Passes:
@@ -77,8 +79,7 @@ def passes(setup: Setup, learner: Learner, found: Experience) -> Passes:
     gradients, steps = {}, {}
     for role in roles.trained:
         gradients[role.name], steps[role.name] = _training(role, states[role.name], whole)
-    (mini,) = whole.mini_batches
-    return Passes(reads, gradients, steps, batch_s, len(mini))
+    return Passes(reads, gradients, steps, batch_s, roles.micro_shapes)
 
 
 def _training(role: Trainer, state: Any, batch: TrainBatch) -> tuple[float, float]:
@@ -150,7 +151,10 @@ class Tables:
         """The planner's schedule of an iteration."""
         ended_s, layout = np.array(self.ended_s), Split(1, 1)
         rollout = Replayed(self.workload, self.rollout_s, ended_s, is_pressed=False, first=layout)
-        ended = Ended.of(rollout, self.passes.micro_batches, by_group=overlap == "gradients")
+        shapes = self.passes.micro_shapes
+        ended = Ended.of(
+            rollout, lambda some: Packed.of(some, some.size, shapes, 1), by_group=overlap == "gradients"
+        )
 
         def stage(name: str, seconds: float, needs: Sequence[str], *, streams: bool) -> Stage:
             pieces = ended.seconds(Seconds(products=seconds)) if streams else (seconds,)

@@ -3,8 +3,9 @@
 Knows what each role does in an iteration. Does not know when.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -20,29 +21,33 @@ from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
 
-# Sizes of a stream's first micro-batches: devices that wait begin with what has ended. The last ones
-# are as small, so that little is left after the rollout.
+# Sizes of a stream's first parts: devices that wait begin with what has ended. The last ones are as
+# small, so that little is left after the rollout.
 FIRST = (1 / 8, 1 / 8, 1 / 4, 1 / 2)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The micro-batches of an iteration in the order in which their responses end."""
+    """The parts of an iteration's responses in the order in which they end.
 
-    ended_s: tuple[float, ...]  # when all responses of each have ended
-    tokens: np.ndarray  # float[micro-batches], shares of all tokens
-    pairs: np.ndarray  # float[micro-batches], shares of all pairs of a query and a key
-    more: float  # times as many micro-batches as without a stream
+    A part is packed by itself, so that all parts together have more padding than the whole batch.
+    """
+
+    ended_s: tuple[float, ...]  # when all responses of each part have ended
+    slots: np.ndarray  # float[parts], tokens with padding as shares of those of the whole batch
+    pairs: np.ndarray  # float[parts], shares of all pairs of a query and a key
+    micro: np.ndarray  # float[parts], micro-batches as shares of those of the whole batch
 
     @classmethod
-    def of(cls, replayed: Replayed, count: int, *, by_group: bool) -> "Ended":
-        """Divides the responses into `count` micro-batches, and some small ones in place of the
-        first and the last.
+    def of(cls, replayed: Replayed, pack: Callable[[Workload], Packed], *, by_group: bool) -> Self:
+        """Divides the responses into parts of about a micro-batch each, the first and the last ones
+        smaller.
 
         Args:
+          pack: packs responses into micro-batches.
           by_group: responses are used once all of their prompt have ended.
         """
-        work, ended_s = replayed.workload, replayed.ended_s
+        work, ended_s, whole = replayed.workload, replayed.ended_s, pack(replayed.workload)
         if by_group and work.prompt_id is not None:
             _, group = np.unique(work.prompt_id, return_inverse=True)
             last = np.zeros(group.max() + 1)
@@ -50,24 +55,28 @@ class Ended:
             ended_s = last[group]
         order = np.argsort(ended_s, kind="stable")
         tokens = (work.prompts + work.responses)[order].astype(float)
-        before = np.cumsum(tokens) - tokens
+        before, count = np.cumsum(tokens) - tokens, len(whole.shapes)
         ends = np.cumsum(_sizes(count)) / count * tokens.sum()
         _, of = np.unique(np.searchsorted(ends, before, side="right"), return_inverse=True)
         last = np.zeros(of.max() + 1)
         np.maximum.at(last, of, ended_s[order])
-        by_tokens, by_pairs = (np.bincount(of, x) / x.sum() for x in (tokens, tokens**2))
-        return cls(tuple(last.tolist()), by_tokens, by_pairs, len(last) / count)
+        last, of = np.unique(last[of], return_inverse=True)  # what ends at once is one part
+        pairs = np.bincount(of, tokens**2) / (tokens**2).sum()
+        packed = [pack(work.only(order[of == part])) for part in range(len(last))]
+        slots = np.array([one.slots for one in packed]) / whole.slots
+        micro = np.array([len(one.shapes) for one in packed]) / count
+        return cls(tuple(last.tolist()), slots, pairs, micro)
 
     def seconds(self, whole: Seconds) -> tuple[float, ...]:
         """Divides the seconds of a pass over all responses. Every micro-batch sends as much as
         another one: weights are gathered for each."""
         by_tokens = whole.total - whole.attention - whole.links
-        each = self.more * whole.links / len(self.tokens)
-        return tuple((by_tokens * self.tokens + whole.attention * self.pairs + each).tolist())
+        each = by_tokens * self.slots + whole.attention * self.pairs + whole.links * self.micro
+        return tuple(each.tolist())
 
 
 def _sizes(count: int) -> list[float]:
-    """The sizes of micro-batches in place of `count` equal ones, as multiples of one of these."""
+    """The sizes of parts in place of `count` micro-batches, as multiples of one of these."""
     if count == 1:
         return [x / 2 for x in (*FIRST, *FIRST[::-1])]
     return [*FIRST, *[1.0] * (count - 2), *FIRST[::-1]]
@@ -81,6 +90,7 @@ class PlacedIterations:
     target: Target
     by_group: bool  # whether gradients need all responses to a prompt
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
+    _endings: dict[tuple[int, int, bool], tuple[Replayed, Ended]] = field(default_factory=dict)
     _transfers: dict[tuple[int, int, int], float] = field(default_factory=dict)
     _reading: dict[tuple[int, int], dict[str, Seconds]] = field(default_factory=dict)
     _training: dict[tuple[int, int], dict[str, tuple[Seconds, Seconds]]] = field(
@@ -93,9 +103,8 @@ class PlacedIterations:
 
     def _one(self, candidate: Candidate, rollouts: Rollouts, number: int) -> Iteration:
         replayed, places = rollouts.done[number], candidate.placement.places
-        policy = self._pack(len(places["policy"]), number, replayed.workload)
         by_group = self.by_group and candidate.overlap == "gradients"
-        ended = Ended.of(replayed, len(policy.shapes), by_group=by_group)
+        ended = self._ended(len(places["policy"]), replayed, by_group=by_group)
         reads = self._reads(candidate, ended, number, replayed.workload)
         names = tuple(stage.name for stage in reads)
         trains = self._trains(candidate, ended, number, replayed.workload, names)
@@ -166,6 +175,14 @@ class PlacedIterations:
     @staticmethod
     def _is_apart(candidate: Candidate, role: PlacedRole) -> bool:
         return candidate.placement.are_apart(role, "rollout")
+
+    def _ended(self, count: int, replayed: Replayed, *, by_group: bool) -> Ended:
+        key = count, id(replayed), by_group
+        if key not in self._endings:
+            pack = self.sizes[count].packed
+            # The rollout is kept with it: no other one may have its id.
+            self._endings[key] = replayed, Ended.of(replayed, pack, by_group=by_group)
+        return self._endings[key][1]
 
     def _pack(self, count: int, number: int, workload: Workload) -> Packed:
         if (count, number) not in self._packed:
