@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placed_runs import ended
 from profiles import save_profile
+from runs import QWEN3, write_checkpoint
 
 from pat_jax import plan as plan_command
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.models.presets import preset
 from pat_jax.planning import stage_names
-from pat_jax.planning.latency.profile import Subject
+from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.placement import Placement
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import of_fewer_devices
@@ -143,6 +146,13 @@ def test_tokens_divide_the_seconds_of_passes_and_not_those_of_steps(
         assert after[name] == pytest.approx(factor * before[name])
 
 
+def test_a_transfer_that_took_three_times_as_long_is_priced_so(composed: Placing, content, written):
+    name = stage_names.TRANSFER
+    after = composed_stages(placing("--measured", written(spans=stretched(content, name, 3))))
+    before = composed_stages(composed)
+    assert after == pytest.approx(before | {name: 3 * before[name]})
+
+
 def test_what_an_evaluation_read_before_the_rollout_does_not_count(
     composed: Placing, content, written
 ):
@@ -182,6 +192,30 @@ def test_a_profile_of_one_layout_has_no_half(tmp_path: Path):
     assert found.priced(SEPARATE).refusal == "the profile has no times of 4 devices"
 
 
+def test_experts_compute_the_rows_of_all_replicas(tmp_path: Path):
+    path = save_profile(tmp_path / "profile.json")
+    profile = read_profile(path)
+    model = asdict(preset("tiny-moe"))
+    replace(profile, subject=replace(profile.subject, model=model)).save(path)
+    found = placing("--model", "tiny-moe", "--profile", str(path))
+    assert found.priced(FLATTEN).seconds
+    assert found.priced(SEPARATE).refusal == "the profile has no times of 4 devices"
+
+
+def test_replicas_that_would_cross_hosts_have_no_times(tmp_path: Path):
+    """Two devices of each of two hosts: dp2tp4 has each replica on one host of four."""
+    profile = save_profile(tmp_path / "profile.json")
+    found = placing("--profile", str(profile), "--target", "h100:4x2")
+    question = found.question
+    order, target = question.build.order, Target.parse("h100:2x2")
+    half = by_arithmetic(Order.of(target, question.options.run(target), order.model, order.depths))
+    assert Split(1, 4) in half.layouts
+    costs = of_fewer_devices(question.costs, profile, order, half)
+    assert costs
+    assert {split for split, *_ in costs.latency.decode_table} == {Split(4, 1), Split(2, 2)}
+    assert found.priced(Candidate(Placement.named("separate", 4))).seconds
+
+
 @pytest.fixture(scope="module")
 def report_of() -> Callable[..., PlanReport]:
     return lambda *options: planned(placing(*options).question, None)
@@ -196,6 +230,7 @@ def test_measured_prices_are_told_with_their_sources(report_of, content, written
     text, html = (" ".join(x.split()) for x in (plan_text(report), page(report)))
     for words in (
         "by the profile's times",
+        "Prices may be wrong by 5.0 % against one another",
         f"multiplied by what {file} has measured on all devices",
         f"{REFERENCE} × 2",
     ):
@@ -276,3 +311,24 @@ def test_every_mistake_is_one_sentence(
     asked = [*ASKED.split(), *options.split(), "--measured", str(file)]
     asked += ["--run_dir", str(tmp_path / "run")]
     assert words in refused(lambda: in_process(plan_command.main, *asked))
+
+
+@pytest.mark.slow  # a run; the tests above hold the rest
+def test_the_stages_of_a_run_are_those_of_its_plan(tmp_path: Path, composed: Placing):
+    """A file as a run writes it, as if its devices were those of the plan."""
+    judge = write_checkpoint(
+        tmp_path / "judge", replace(QWEN3, head="scalar", tie_embeddings=False)
+    )
+    ended(tmp_path / "flatten", judge, "--layout", "dp8tp1")
+    path = tmp_path / "flatten" / "run-flatten" / "iteration.json"
+    with pytest.raises(UserError, match="device_kind cpu, not h100"):
+        placing("--measured", str(path))
+    kept = json.loads(path.read_text())
+    model = asdict(composed.question.build.order.model)
+    known = {"backend": "gpu", "device_kind": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16"}
+    path.write_text(json.dumps(kept | {"subject": kept["subject"] | known | {"model": model}}))
+    found = placing("--measured", str(path)).placements().sources.factors
+    stages = {*composed_stages(composed)} - {*found.lacking}
+    assert {REFERENCE, "scores of the reward model", "gradients of the critic"} < stages
+    assert {"values of the critic", "step of the policy", stage_names.TRANSFER} < stages
+    assert {*found.by_stage} == stages and min(found.by_stage.values()) > 1
