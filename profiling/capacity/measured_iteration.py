@@ -37,8 +37,8 @@ def read_iteration(path: Path, order: Order) -> MeasuredIteration:
     """Reads the iteration in `path`, for a plan of `order`.
 
     Raises:
-      UserError: the file cannot be read or is no iteration.json, or its run had another machine,
-        model, arithmetic or placement.
+      UserError: the file cannot be read, or is something else than iteration.json, or its run had
+        another machine, model, arithmetic or placement.
     """
     target = str(order.target)
     try:
