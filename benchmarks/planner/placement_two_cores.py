@@ -32,9 +32,8 @@ from pat_jax.common.devices import CACHE_DIR
 from pat_jax.models.presets import preset
 from pat_jax.planning.placement import Placement
 from pat_jax.profiling.placement.candidates import Candidate
-from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
+from pat_jax.profiling.placement.priced import OF_MEASURED, PartMemory, Placements, Priced
 
-OF_MEASURED = 0.05  # share by which measured prices may be wrong against one another
 CANDIDATES = {FLATTEN: Candidate(Placement.named("flatten", 2))} | {
     name: Candidate(Placement.named("separate", 2), overlap) for overlap, name in SEPARATE.items()
 }

@@ -19,6 +19,7 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, sha
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
+from pat_jax.profiling.capacity.measured_iteration import read_iteration
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
@@ -121,6 +122,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
     run = config.run(target)
     order = settled(Order.of(target, run, model, depths, draft_model, others))
     check_room(order, config.model)
+    measured = read_iteration(Path(config.measured), order) if config.measured else None
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
     costs = costs_of(build, profile, Path(config.data), config.sums)
@@ -134,6 +136,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         Path(config.data),
         config,
         sources_of(config, recorded, costs.drafts, config.min_length),
+        measured,
     )
 
 

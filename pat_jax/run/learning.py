@@ -283,6 +283,7 @@ class Learner:
             more_flops=sum(passes * _flops(x, lengths, shared) for x in updated if x != policy),
         )
         measured["train/padding_efficiency"] = learned.batch.padding_efficiency
+        measured["train/tokens"] = int((lengths - shared).sum())
         measured["train/shared_tokens"] = float(shared.sum() / lengths.sum())
         for role in updated:
             step = max(0, learned.results[role.name].updates_applied - 1)

@@ -109,7 +109,7 @@ class Run:
         lazy = self.lazy or nullcontext()
         iterate = self.late.iterate if self.late else self.iterate
         with self.completions, lazy, recorded() as timeline, self.steps.going_on():
-            self.stages = StageLog(timeline, self.setup.places, predicted_s)
+            self.stages = StageLog(timeline, self.setup, predicted_s)
             with self.late.completed() if self.late else nullcontext():
                 for step in range(self.steps.first, self.config.steps):
                     iterate(step)
@@ -185,7 +185,7 @@ class Run:
         self.drawn = last
         self.steps.write(step, measured)
         self.open.page.rollout(step, last.report.trace)
-        self.stages.note(step)
+        self.stages.note(step, measured.get("train/tokens", 0))
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.steps.metrics.samples(step, few)

@@ -4,7 +4,7 @@ Knows what each role does in an iteration. Does not know when.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from pat_jax.profiling.capacity.placed_rollouts import Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.factors import Factors, StageSeconds
 from pat_jax.profiling.placement.iteration import Iteration, Stage
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import Seconds
@@ -89,6 +90,7 @@ class PlacedIterations:
     sizes: Mapping[int, PlacedSize]  # by number of devices, of each cut
     target: Target
     by_group: bool  # whether gradients need all responses to a prompt
+    factors: Factors = field(default_factory=Factors)  # on composed seconds, of any devices
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
     _endings: dict[tuple[int, int, bool], tuple[Replayed, Ended]] = field(default_factory=dict)
     _transfers: dict[tuple[int, int, int], float] = field(default_factory=dict)
@@ -100,6 +102,41 @@ class PlacedIterations:
     def of(self, candidate: Candidate, rollouts: Rollouts) -> list[Iteration]:
         """Returns the iterations of a series of rollouts under a candidate."""
         return [self._one(candidate, rollouts, i) for i in range(len(rollouts.done))]
+
+    def scaled(self, measured: StageSeconds, rollouts: Rollouts) -> "PlacedIterations":
+        """Returns the iterations whose stages take as long on all devices as was measured.
+
+        Args:
+          rollouts: of all devices.
+        """
+        return replace(self, factors=Factors.between(measured, self._composed(rollouts)))
+
+    def _composed(self, rollouts: Rollouts) -> StageSeconds:
+        """The mean iteration with all models on all devices, where none waits in the host's
+        memory."""
+        devices, seconds, tokens = max(self.sizes), dict[str, float](), 0
+        for number, one in enumerate(rollouts.done):
+            asked = devices, number, one.workload
+            for name, taken in self._stages(*asked, rollouts).items():
+                seconds[name] = seconds.get(name, 0.0) + taken.total
+            lengths = one.workload.prompts + one.workload.responses
+            tokens += int(lengths.sum()) - sum(self._pack(*asked).shared)
+        count = len(rollouts.done)
+        return StageSeconds({name: s / count for name, s in seconds.items()}, tokens / count)
+
+    def _stages(
+        self, count: int, number: int, workload: Workload, rollouts: Rollouts
+    ) -> dict[str, Seconds]:
+        """The composed seconds of each stage on `count` devices."""
+        size, asked = self.sizes[count], (count, number, workload)
+        found = {
+            stage_names.predictions(size.reads[name], name): seconds
+            for name, seconds in self._of_reading(*asked).items()
+        }
+        for name, (gradients, step) in self._of_training(*asked).items():
+            found |= {stage_names.gradients(name): gradients, stage_names.step(name): step}
+        transfer = size.update.transfer(rollouts.first, rollouts.weights)
+        return found | {stage_names.TRANSFER: transfer}
 
     def _one(self, candidate: Candidate, rollouts: Rollouts, number: int) -> Iteration:
         replayed, places = rollouts.done[number], candidate.placement.places
@@ -121,12 +158,13 @@ class PlacedIterations:
         first = next(iter(self.sizes.values()))
         for name in first.reads:
             role, devices = self._place(candidate, name)
+            what = stage_names.predictions(first.reads[name], name)
             seconds = self._of_reading(len(devices), number, workload)[name]
+            seconds = seconds.times(self.factors.of(what))
             is_streamed = candidate.overlap != "none" and self._is_apart(candidate, role)
             pieces = [*ended.seconds(seconds)] if is_streamed else [seconds.total]
             if name not in first.trains:  # it comes from the host's memory before it reads
                 pieces[0] += self.sizes[len(devices)].moves_s.get(name, 0.0)
-            what = stage_names.predictions(first.reads[name], name)
             found.append(Stage(what, devices, tuple(pieces), is_streamed=is_streamed))
         return found
 
@@ -145,12 +183,13 @@ class PlacedIterations:
             role, devices = self._place(candidate, name)
             size = self.sizes[len(devices)]
             gradients, step = self._of_training(len(devices), number, workload)[name]
-            of_gradients = stage_names.gradients(name)
+            of_gradients, of_step = stage_names.gradients(name), stage_names.step(name)
+            gradients = gradients.times(self.factors.of(of_gradients))
             is_streamed = streams and self._is_apart(candidate, role)
             pieces = ended.seconds(gradients) if is_streamed else (gradients.total,)
             found.append(Stage(of_gradients, devices, pieces, tuple(reads), is_streamed))
-            step_s = step.total + size.moves_s.get(name, 0.0)
-            found.append(Stage(stage_names.step(name), devices, (step_s,), (of_gradients,)))
+            step_s = self.factors.of(of_step) * step.total + size.moves_s.get(name, 0.0)
+            found.append(Stage(of_step, devices, (step_s,), (of_gradients,)))
         return found
 
     def _transfer(self, candidate: Candidate, rollouts: Rollouts) -> Stage:
@@ -160,7 +199,7 @@ class PlacedIterations:
         if key not in self._transfers:
             update = self.sizes[len(policy)].update
             self._transfers[key] = update.transfer(rollouts.first, rollouts.weights).total
-        seconds = self._transfers[key]
+        seconds = self.factors.of(stage_names.TRANSFER) * self._transfers[key]
         if candidate.placement.are_apart("policy", "rollout"):
             seconds += carried_s(rollouts.weights, self.target, (len(policy), len(rollout)))
         devices = tuple(sorted({*policy, *rollout}))

@@ -11,7 +11,7 @@ from statistics import fmean
 from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.costs import SourcedLatency, costs_of
+from pat_jax.profiling.capacity.costs import SourcedLatency, costs_of, of_fewer_devices
 from pat_jax.profiling.capacity.question import Question, machine_of
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
@@ -45,7 +45,7 @@ class PlacedRollouts:
 
     question: Question
     _done: dict[int, dict[int, Rollouts]] = field(default_factory=dict)
-    _composed: dict[int, SourcedLatency] = field(default_factory=dict)
+    _of_fewer: dict[int, SourcedLatency | None] = field(default_factory=dict)
 
     def of(self, build: TargetBuild, resident: int) -> Rollouts | str:
         """Returns the rollouts on the devices of `build`, or why they have no room.
@@ -91,12 +91,18 @@ class PlacedRollouts:
         question, target = self.question, build.order.target
         if target == question.build.order.target:
             return question.costs
-        if question.options.profile:
-            return f"the profile has no times of {target.num_devices} devices"
-        if target.num_devices not in self._composed:
-            composed = costs_of(build, None, Path(question.options.data), question.options.sums)
-            self._composed[target.num_devices] = composed
-        return self._composed[target.num_devices]
+        if target.num_devices not in self._of_fewer:
+            self._of_fewer[target.num_devices] = self._costs_of_fewer(build)
+        found = self._of_fewer[target.num_devices]
+        return found or f"the profile has no times of {target.num_devices} devices"
+
+    def _costs_of_fewer(self, build: TargetBuild) -> SourcedLatency | None:
+        """The times of fewer devices than all; None: a profile has none of them."""
+        question, options = self.question, self.question.options
+        if options.profile:
+            whole = question.build.order
+            return of_fewer_devices(question.costs, Path(options.profile), whole, build)
+        return costs_of(build, None, Path(options.data), options.sums)
 
 
 def _beside(whole: TargetBuild, resident: int) -> TargetBuild | None:

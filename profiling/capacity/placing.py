@@ -24,10 +24,10 @@ from pat_jax.profiling.placement.candidates import Candidate, candidates
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.priced import (
     ALIKE,
-    OF_COMPOSED,
     SHOWN,
     Placements,
     Priced,
+    PriceSources,
     mean_path,
 )
 from pat_jax.profiling.placement.schedule import scheduled
@@ -68,7 +68,8 @@ class Placing:
                 break
             found.append(self.best(one))
         can_stream = any(one.overlap == "gradients" for one in every)
-        return Placements((*named, *found), OF_COMPOSED, can_stream, len(every), self._num_cuts)
+        sources, rest = self._sources, (can_stream, len(every), self._num_cuts)
+        return Placements((*named, *found), sources.error, *rest, sources)
 
     @cached_property
     def every(self) -> list[Candidate]:
@@ -209,8 +210,17 @@ class Placing:
 
     @cached_property
     def _priced(self) -> PlacedIterations:
-        target, by_group = (
-            self.question.build.order.target,
-            self.question.run.algorithm.is_relative,
-        )
-        return PlacedIterations(self._sizes, target, by_group)
+        """Raises UserError if an iteration was measured and no rollout has room on all devices."""
+        question, target = self.question, self.question.build.order.target
+        composed = PlacedIterations(self._sizes, target, question.run.algorithm.is_relative)
+        if question.measured is None:
+            return composed
+        rollouts = self._replays.of(self._whole.build, 0)
+        if isinstance(rollouts, str):
+            raise question.measured.refused(f"no iteration with flatten runs here: {rollouts}")
+        return composed.scaled(question.measured.stages, rollouts)
+
+    @property
+    def _sources(self) -> PriceSources:
+        options = self.question.options
+        return PriceSources(options.profile != "", options.measured, self._priced.factors)

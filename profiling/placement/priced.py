@@ -4,15 +4,17 @@ Knows seconds and bytes. Does not know how they were found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.text_table import percent
 from pat_jax.planning.placement import Positions
 from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.factors import Factors
 from pat_jax.profiling.placement.iteration import Schedule
 
 OF_COMPOSED = 0.10  # share by which composed times may be wrong against one another
+OF_MEASURED = 0.05  # the same of measured ones
 ALIKE = 0.01  # of candidates that differ by less, the one with the fewest parts is chosen
 SHOWN = 5  # fastest candidates that a table has beside those with names
 
@@ -47,6 +49,21 @@ class Priced:
 
 
 @dataclass(frozen=True)
+class PriceSources:
+    """Where the seconds of prices are from."""
+
+    has_profile: bool = False  # whether those of rollouts are from a profile
+    iteration: str = ""  # the file of the measured iteration; empty: there is none
+    factors: Factors = field(default_factory=Factors)  # of its stages
+
+    @property
+    def error(self) -> float:
+        """Share by which prices may be wrong against one another."""
+        is_measured = self.has_profile and self.iteration and self.factors.lacking_share <= ALIKE
+        return OF_MEASURED if is_measured else OF_COMPOSED
+
+
+@dataclass(frozen=True)
 class Placements:
     """The candidates of a run, and the choice."""
 
@@ -55,6 +72,7 @@ class Placements:
     streams_gradients: bool  # whether gradients can begin before the rollout has ended
     num_considered: int  # candidates, those that could not be the fastest among them
     num_cuts: int = 1  # equal groups of devices that are cut alike: numbers are within one
+    sources: PriceSources = field(default_factory=PriceSources)
 
     @property
     def flatten(self) -> Priced:

@@ -60,6 +60,22 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     assert kept["newest"].trace == replace(saved, sequences=(), capacity=0)
 
 
+def test_a_run_says_what_its_iteration_took_and_of_what(finished: tuple[Path, str]):
+    """`plan --measured` reads it."""
+    run_dir, _ = finished
+    kept = json.loads((run_dir / "iteration.json").read_text())
+    profile = json.loads((run_dir / "profile.json").read_text())
+    assert kept["subject"] == profile["subject"] and kept["subject"]["device_kind"] == "cpu"
+    assert (kept["hosts"], kept["rest"]) == (1, "device")
+    newest = SavedRun(run_dir).rollout.sequences
+    row = read_metrics(run_dir / "metrics.jsonl")[-1]
+    assert kept["tokens"] == row["train/tokens"] <= sum(x[0] + x[1] for x in newest)
+    assert kept["tokens"] > sum(x[1] for x in newest), "prompts are tokens too"
+    every = [i for group in kept["groups"] for i in group]
+    spans = {x["name"]: x["devices"] for x in kept["spans"]}
+    assert spans["update of the policy"] == every == spans["rollout"]
+
+
 def test_a_run_makes_one_more_rollout_twice(finished: tuple[Path, str]):
     """The same tokens, whatever the layouts; what it cost is said after the run's own words."""
     run_dir, output = finished

@@ -61,9 +61,9 @@ def test_each_group_of_devices_is_a_row_of_the_picture(timeline: Timeline, tmp_p
     (axes,) = draw_iteration(found).axes
     assert [x.get_text() for x in axes.get_yticklabels()] == ["devices 0-1", "devices 2-3"]
     assert len(axes.collections) == 2 + 4, "the weights have both rows"
-    plot_iteration(found, tmp_path / "iteration.png")
+    plot_iteration(found, tmp_path / "iteration.png", {"hosts": 1})
     kept = json.loads((tmp_path / "iteration.json").read_text())
-    assert kept["step"] == 3 and len(kept["spans"]) == 5
+    assert kept["step"] == 3 and len(kept["spans"]) == 5 and kept["hosts"] == 1
 
 
 def test_stages_of_all_threads_are_recorded_until_they_are_taken():

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.picture_style import colour
@@ -52,12 +52,15 @@ class IterationStages:
       step: the iteration, from 1.
       groups: the devices that no role divides.
       predicted_s: seconds of each stage as they were predicted; empty if they were not.
+      tokens: of prompts and responses that a role's pass read, shared ones once; 0: nothing was
+        learned.
     """
 
     step: int
     groups: Sequence[Positions]
     spans: Sequence[PlacedSpan]
     predicted_s: Mapping[str, float]
+    tokens: int = 0
 
     @classmethod
     def of(
@@ -67,6 +70,7 @@ class IterationStages:
         devices: Sequence[Device],
         groups: Sequence[Positions],
         predicted_s: Mapping[str, float],
+        tokens: int = 0,
     ) -> "IterationStages":
         """Returns those of `spans` that took a visible time; `devices` are in the run's order."""
         place = {device: i for i, device in enumerate(devices)}
@@ -82,7 +86,7 @@ class IterationStages:
             for x in spans
             if x.end_s - x.begin_s >= LEAST * whole
         ]
-        return cls(step, groups, found, predicted_s)
+        return cls(step, groups, found, predicted_s, tokens)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -99,25 +103,26 @@ class IterationStages:
         every = self.seconds.items()
         return ", ".join(f"{name} {seconds:.3g} s{beside.get(name, '')}" for name, seconds in every)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def _as_measured(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Returns predicted seconds by measured stages: an update is its gradients and its step."""
-    found = {name: seconds for name, seconds in predicted.items() if name in measured}
-    for name in measured:
-        role = name.removeprefix(stage_names.update(""))
-        parts = [stage_names.gradients(role), stage_names.step(role)]
-        if name == stage_names.update(role) and all(x in predicted for x in parts):
-            found[name] = sum(predicted[x] for x in parts)
-    return found
+    parts = {name: stage_names.parts(name) for name in measured}
+    return {
+        name: sum(predicted[x] for x in of)
+        for name, of in parts.items()
+        if all(x in predicted for x in of)
+    }
 
 
-def plot_iteration(stages: IterationStages, path: Path) -> None:
-    """Writes the picture to `path` (PNG), and the stages beside it (the same name, `.json`)."""
+def plot_iteration(stages: IterationStages, path: Path, run: Mapping[str, Any]) -> None:
+    """Writes the picture to `path` (PNG), and the stages beside it (the same name, `.json`).
+
+    Args:
+      run: what the seconds are valid for, by name, to write with the stages.
+    """
     draw_iteration(stages).savefig(path)
-    path.with_suffix(".json").write_text(stages.to_json() + "\n", encoding="utf-8")
+    content = json.dumps({**asdict(stages), **run})
+    path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
 
 
 def draw_iteration(stages: IterationStages) -> "Figure":
