@@ -65,7 +65,7 @@ LATEST_MS = {"compile": 4000.0, "restore": 300.0, "warm-up": 500.0, "checkpoint"
 WITHIN = 3  # iterations of a process
 STEPS = 10
 OPTIONS = (
-    *("--preset", "demo", "--model", "tiny", "--devices", "2", "--deterministic", "--seed", "3"),
+    *("--preset", "demo", "--model", "tiny", "--deterministic", "--seed", "3"),
     *("--warm_start.steps", "6", "--warm_start.batch_size", "8", "--rollout.compile", "all"),
     *("--rollout.prompts_per_step", "4", "--rollout.num_generations", "2"),
     *("--rollout.max_completion_length", "56", "--rollout.min_rows", "4"),
@@ -106,10 +106,13 @@ class Case:
     def words(self) -> list[str]:
         every = STEPS if self.by == "error" else 1
         of_ppo = PPO if self.algorithm == "ppo" else ()
-        placed = ["--placement", self.placement, "--checkpoint.every", str(every)]
-        if self.placement != "flatten":
-            placed += ["--devices", "4"]  # two for rollouts, as otherwise
-        return [*OPTIONS, *of_ppo, *placed]
+        placed = ["--placement", self.placement, "--devices", str(self.devices)]
+        return [*OPTIONS, *of_ppo, *placed, "--checkpoint.every", str(every)]
+
+    @property
+    def devices(self) -> int:
+        """Two of them have rollouts."""
+        return 2 if self.placement == "flatten" else 4
 
 
 def main() -> None:
@@ -124,8 +127,8 @@ def main() -> None:
     parser.add_argument("--placement", choices=("flatten", "separate"), default="flatten")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    about = {"machine": machine(configure(0))}
     case, moment = Case(args.algorithm, args.by, args.placement), random.Random(args.seed)
+    about = {"machine": machine(configure(case.devices))}
     with tempfile.TemporaryDirectory() as folder:
         for report in kills(Path(folder), args.kills, case, moment):
             print(json.dumps(report, indent=1), flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 from pat_jax.planning import stage_names
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.placed_iteration import Ended
+from pat_jax.profiling.capacity.ended_parts import EndedParts
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Overlap
 from pat_jax.profiling.placement.iteration import Iteration, Schedule, Stage
@@ -151,23 +151,21 @@ class Tables:
         """The planner's schedule of an iteration."""
         ended_s, layout = np.array(self.ended_s), Split(1, 1)
         rollout = Replayed(self.workload, self.rollout_s, ended_s, is_pressed=False, first=layout)
-        shapes = self.passes.micro_shapes
-        ended = Ended.of(
-            rollout, lambda some: Packed.of(some, some.size, shapes, 1), by_group=overlap == "gradients"
-        )
+        early, sums, shapes = overlap != "none", overlap == "gradients", self.passes.micro_shapes
+        read, trained = {REWARD: self.reward_s, **self.passes.reads}, self.passes.gradients
+        if sums:  # the batch of each group is made where its gradients are
+            first = next(iter(trained))
+            trained = {**trained, first: trained[first] + self.passes.batch_s}
+        busy_s = early * sum(read.values()) + sums * sum(trained.values())
+        pack = lambda some: Packed.of(some, some.size, shapes, 1)  # noqa: E731
+        ended = EndedParts.of(rollout, pack, Seconds(products=busy_s), by_group=sums)
 
         def stage(name: str, seconds: float, needs: Sequence[str], *, streams: bool) -> Stage:
             pieces = ended.seconds(Seconds(products=seconds)) if streams else (seconds,)
             return Stage(name, OTHERS, pieces, tuple(needs), streams)
 
-        early, sums = overlap != "none", overlap == "gradients"
-        read = {REWARD: self.reward_s, **self.passes.reads}
         stages = [stage(name, seconds, (), streams=early) for name, seconds in read.items()]
-        trained = self.passes.gradients
         named = {name: stage_names.gradients(name) for name in trained}
-        if sums:  # the batch of each group is made where its gradients are
-            first = next(iter(trained))
-            trained = {**trained, first: trained[first] + self.passes.batch_s}
         stages += [stage(named[x], trained[x], [*read], streams=sums) for x in trained]
         steps = [
             stage(stage_names.step(x), seconds, [named[x]], streams=False)

@@ -1,9 +1,9 @@
 """Work that gathers while a thread is busy, and that it then does together."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from threading import Lock
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -22,10 +22,20 @@ class Gathers(Protocol[T_contra]):
 class Gatherer(Protocol):
     """A thread that does gathered work, with others such as itself in other processes."""
 
-    def gathering(self, do: Callable[[list[T]], None], key: Callable[[T], Hashable]) -> Gathers[T]:
+    def gathering(
+        self,
+        do: Callable[[list[T]], None],
+        key: Callable[[T], Hashable],
+        is_enough: Callable[[Sequence[T]], bool] = ...,
+    ) -> Gathers[T]:
         """Returns what hands gathered work to `do`. `key` names a piece of work, the same in every
-        process."""
+        process; `is_enough` is that of `Gathering`."""
         ...
+
+
+def is_any(waiting: Sequence[Any]) -> bool:
+    """Whether anything waits."""
+    return bool(waiting)
 
 
 class Gathering(Generic[T]):
@@ -35,12 +45,19 @@ class Gathering(Generic[T]):
     Args:
       thread: an executor of one thread.
       do: takes what has gathered, at least one.
+      is_enough: whether what waits is handed over before `wait` asks for it.
     """
 
-    def __init__(self, thread: Executor, do: Callable[[list[T]], None]):
-        self._thread, self._do, self._lock = thread, do, Lock()
+    def __init__(
+        self,
+        thread: Executor,
+        do: Callable[[list[T]], None],
+        is_enough: Callable[[Sequence[T]], bool] = is_any,
+    ):
+        self._thread, self._do, self._is_enough, self._lock = thread, do, is_enough, Lock()
         self._waiting: list[T] = []
         self._tasks: list[Future[None]] = []
+        self._is_asked = False  # a task that has not begun takes along what comes
 
     def add(self, one: T) -> None:
         """Adds one, and returns at once. Any thread may call it.
@@ -51,15 +68,22 @@ class Gathering(Generic[T]):
             task.result()
         with self._lock:
             self._waiting.append(one)
-            if len(self._waiting) == 1:  # else a task that has not begun takes it along
-                self._tasks.append(self._thread.submit(self._take))
+            if not self._is_asked and self._is_enough(self._waiting):
+                self._ask()
 
     def wait(self) -> None:
         """Waits until all that was added is done. Raises whatever the function has raised."""
+        with self._lock:
+            if self._waiting and not self._is_asked:
+                self._ask()
         for task in self._tasks:
             task.result()
 
+    def _ask(self) -> None:
+        self._is_asked = True
+        self._tasks.append(self._thread.submit(self._take))
+
     def _take(self) -> None:
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting, self._is_asked = self._waiting, [], False
         self._do(waiting)

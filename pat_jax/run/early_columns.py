@@ -12,6 +12,7 @@ from threading import Lock
 
 import numpy as np
 
+from pat_jax.common.gathering import is_any
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import Rollout
 
@@ -25,10 +26,16 @@ class Lane:
 
     thread: LaneThread
     predict: Predict  # what these roles predict, with their present parameters
+    # Whether responses fill micro-batches; fewer wait while others are generated.
+    fills: Callable[[Sequence[Rollout]], bool] = is_any
 
 
 def _number(ended: tuple[int, Rollout]) -> int:
     return ended[0]
+
+
+def _fill(fills: Callable[[Sequence[Rollout]], bool], ended: Sequence[tuple[int, Rollout]]) -> bool:
+    return fills([rollout for _, rollout in ended])
 
 
 @dataclass
@@ -45,7 +52,10 @@ class EarlyColumns:
     def __post_init__(self):
         self._found: dict[str, dict[int, np.ndarray]] = {}
         self._ended = [
-            lane.thread.gathering(partial(self._read, lane.predict), _number) for lane in self.lanes
+            lane.thread.gathering(
+                partial(self._read, lane.predict), _number, partial(_fill, lane.fills)
+            )
+            for lane in self.lanes
         ]
 
     def add(self, index: int, ended: Rollout) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
+from pat_jax.common.gathering import is_any
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.timeline import stage
 from pat_jax.planning import stage_names
@@ -40,6 +41,7 @@ class EarlyGradients:
         reward and one of each lane that predicts columns.
       make_batch: called on the threads of lanes.
       begin: returns the sum of a role's gradients before any group.
+      fills: whether complete groups fill micro-batches; fewer wait for others.
     """
 
     lanes: Sequence[TrainedLane]
@@ -47,6 +49,7 @@ class EarlyGradients:
     parts: int
     make_batch: MakeBatch
     begin: Callable[[Trainer], SummedGradients]
+    fills: Callable[[Sequence[int]], bool] = is_any
     busy_seconds: float = 0.0  # of all lanes
     waited_seconds: float = 0.0  # after the last reward, for the gradients
     summed: Mapping[str, SummedGradients] = field(default_factory=dict)  # by role; once all are in
@@ -56,7 +59,8 @@ class EarlyGradients:
         self._missing = [self.parts] * self.num_groups
         self._sums: dict[str, SummedGradients] = {}
         self._complete = [
-            lane.thread.gathering(partial(self._add, lane.roles), int) for lane in self.lanes
+            lane.thread.gathering(partial(self._add, lane.roles), int, self.fills)
+            for lane in self.lanes
         ]
 
     def note(self, group: int) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.batches.batches import TrainBatch, share_of
+from pat_jax.rl.batches.packing import Prefix, Shape, fills
 from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.scorer import Scoring
@@ -37,6 +38,8 @@ class EarlyLearning:
     begin: Callable[[Trainer], SummedGradients]
     trains: Callable[[Trainer, int], bool]  # whether an iteration, from 0, trains a role
     aggregation: Aggregation
+    micro_shapes: Sequence[Shape]
+    shares_prompts: bool  # whether the responses of a group may share their prompt in a row
 
 
 @dataclass
@@ -85,7 +88,19 @@ class EarlyStages:
             for lane in self.lanes.trained
         ]
         parts = self.size * (1 + len(self.lanes.readers))
-        return EarlyGradients(lanes, len(self.prompts), parts, self._batch, learning.begin)
+        made_of = lanes, len(self.prompts), parts, self._batch, learning.begin
+        return EarlyGradients(*made_of, self._fill)
+
+    def _fill(self, numbers: Sequence[int]) -> bool:
+        """Whether complete groups fill micro-batches."""
+        assert self.learning is not None
+        size, prompts = self.size, [len(self.prompts[n].tokens) for n in numbers]
+        lengths, prefixes = [], []
+        for n, prompt in zip(numbers, prompts, strict=True):
+            lengths += [prompt + len(self._ended[n * size + i].tokens) for i in range(size)]
+            prefixes += [Prefix(n, prompt - 1)] * size
+        shared = prefixes if self.learning.shares_prompts else None
+        return fills(lengths, self.learning.micro_shapes, shared)
 
     def _batch(self, numbers: Sequence[int]) -> tuple[TrainBatch, float]:
         """Returns what is learned from complete groups, and their share."""

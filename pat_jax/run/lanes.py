@@ -15,6 +15,7 @@ import numpy as np
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
+from pat_jax.rl.batches.packing import fills
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
 from pat_jax.run.early_gradients import TrainedLane
@@ -66,7 +67,8 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
                     judge.scores.score_on(thread)
                     threads.callback(judge.scores.score_on, None)
             if reads := [x for x in readers if x.devices <= group]:
-                lanes.readers.append(Lane(thread, partial(_predict, setup.roles, reads)))
+                read = partial(_predict, setup.roles, reads)
+                lanes.readers.append(Lane(thread, read, partial(_fill, setup.roles)))
             if roles := [role for place, role in trained if place <= group]:
                 lanes.trained.append(TrainedLane(thread, roles))
             if late and late <= group:
@@ -91,6 +93,11 @@ def _predict(
     for one in reads:
         batch = one.added_to(batch)
     return {one.column: batch.by_response(one.column) for one in reads}
+
+
+def _fill(roles: Roles, rollouts: Sequence[Rollout]) -> bool:
+    lengths = [len(one.prompt.tokens) + len(one.tokens) for one in rollouts]
+    return fills(lengths, roles.micro_shapes)
 
 
 def _joined(places: Sequence[frozenset]) -> list[frozenset]:

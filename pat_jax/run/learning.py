@@ -224,6 +224,8 @@ class Learner:
             begin=lambda role: SummedGradients(role, self.states[role.name]),
             trains=lambda role, step: role.name != POLICY or self.trains_policy(step + 1),
             aggregation=self._config.algorithm.loss_aggregation,
+            micro_shapes=self._shapes,
+            shares_prompts=shares_prompts(self._config, self._roles.policy.layout.platform),
         )
 
     def learn(self, step: int, found: Experience) -> Learned:

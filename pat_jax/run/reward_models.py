@@ -85,7 +85,7 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
     max_length = _max_length(options, name, found.shape, rollout.max_length)
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
     scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
-    given: Any = {"max_length": max_length, "pad_id": found.pad_id}
+    given: Any = {"max_length": max_length, "pad_id": found.pad_id, "fills": scorer.fills}
     return RewardRole(name, scorer.reader, RewardModel(spec, found.tokenizer, scorer, **given))
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 
 from pat_jax.common.timeline import stage
 from pat_jax.planning.stage_names import SCORES, predictions
-from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.scored import to_scored_batch
 from pat_jax.training.reader import Reader
 
@@ -21,6 +21,10 @@ class TextScorer:
 
     def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
         self.reader, self._micro_shapes = reader, micro_shapes
+
+    def fills(self, lengths: Sequence[int]) -> bool:
+        """Returns whether texts of so many tokens fill batches."""
+        return fills(lengths, self._micro_shapes)
 
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
         """Returns what the model predicts at the last token of each text.

@@ -3,14 +3,12 @@
 Knows what each role does in an iteration. Does not know when.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
-
-import numpy as np
 
 from pat_jax.planning import stage_names
 from pat_jax.planning.placement import PlacedRole, Positions
+from pat_jax.profiling.capacity.ended_parts import EndedParts
 from pat_jax.profiling.capacity.placed_rollouts import Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
 from pat_jax.profiling.capacity.update_batches import Packed
@@ -22,66 +20,6 @@ from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
 
-# Sizes of a stream's first parts: devices that wait begin with what has ended. The last ones are as
-# small, so that little is left after the rollout.
-FIRST = (1 / 8, 1 / 8, 1 / 4, 1 / 2)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The parts of an iteration's responses in the order in which they end.
-
-    A part is packed by itself, so that all parts together have more padding than the whole batch.
-    """
-
-    ended_s: tuple[float, ...]  # when all responses of each part have ended
-    slots: np.ndarray  # float[parts], tokens with padding as shares of those of the whole batch
-    pairs: np.ndarray  # float[parts], shares of all pairs of a query and a key
-    micro: np.ndarray  # float[parts], micro-batches as shares of those of the whole batch
-
-    @classmethod
-    def of(cls, replayed: Replayed, pack: Callable[[Workload], Packed], *, by_group: bool) -> Self:
-        """Divides the responses into parts of about a micro-batch each, the first and the last ones
-        smaller.
-
-        Args:
-          pack: packs responses into micro-batches.
-          by_group: responses are used once all of their prompt have ended.
-        """
-        work, ended_s, whole = replayed.workload, replayed.ended_s, pack(replayed.workload)
-        if by_group and work.prompt_id is not None:
-            _, group = np.unique(work.prompt_id, return_inverse=True)
-            last = np.zeros(group.max() + 1)
-            np.maximum.at(last, group, ended_s)
-            ended_s = last[group]
-        order = np.argsort(ended_s, kind="stable")
-        tokens = (work.prompts + work.responses)[order].astype(float)
-        before, count = np.cumsum(tokens) - tokens, len(whole.shapes)
-        ends = np.cumsum(_sizes(count)) / count * tokens.sum()
-        _, of = np.unique(np.searchsorted(ends, before, side="right"), return_inverse=True)
-        last = np.zeros(of.max() + 1)
-        np.maximum.at(last, of, ended_s[order])
-        last, of = np.unique(last[of], return_inverse=True)  # what ends at once is one part
-        pairs = np.bincount(of, tokens**2) / (tokens**2).sum()
-        packed = [pack(work.only(order[of == part])) for part in range(len(last))]
-        slots = np.array([one.slots for one in packed]) / whole.slots
-        micro = np.array([len(one.shapes) for one in packed]) / count
-        return cls(tuple(last.tolist()), slots, pairs, micro)
-
-    def seconds(self, whole: Seconds) -> tuple[float, ...]:
-        """Divides the seconds of a pass over all responses. Every micro-batch sends as much as
-        another one: weights are gathered for each."""
-        by_tokens = whole.total - whole.attention - whole.links
-        each = by_tokens * self.slots + whole.attention * self.pairs + whole.links * self.micro
-        return tuple(each.tolist())
-
-
-def _sizes(count: int) -> list[float]:
-    """The sizes of parts in place of `count` micro-batches, as multiples of one of these."""
-    if count == 1:
-        return [x / 2 for x in (*FIRST, *FIRST[::-1])]
-    return [*FIRST, *[1.0] * (count - 2), *FIRST[::-1]]
-
 
 @dataclass
 class PlacedIterations:
@@ -92,7 +30,9 @@ class PlacedIterations:
     by_group: bool  # whether gradients need all responses to a prompt
     factors: Factors = field(default_factory=Factors)  # on composed seconds, of any devices
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
-    _endings: dict[tuple[int, int, bool], tuple[Replayed, Ended]] = field(default_factory=dict)
+    _parts: dict[tuple[int, int, bool, float], tuple[Replayed, EndedParts]] = field(
+        default_factory=dict
+    )
     _transfers: dict[tuple[int, int, int], float] = field(default_factory=dict)
     _reading: dict[tuple[int, int], dict[str, Seconds]] = field(default_factory=dict)
     _training: dict[tuple[int, int], dict[str, tuple[Seconds, Seconds]]] = field(
@@ -140,8 +80,7 @@ class PlacedIterations:
 
     def _one(self, candidate: Candidate, rollouts: Rollouts, number: int) -> Iteration:
         replayed, places = rollouts.done[number], candidate.placement.places
-        by_group = self.by_group and candidate.overlap == "gradients"
-        ended = self._ended(len(places["policy"]), replayed, by_group=by_group)
+        ended = self._ended(candidate, replayed, number)
         reads = self._reads(candidate, ended, number, replayed.workload)
         names = tuple(stage.name for stage in reads)
         trains = self._trains(candidate, ended, number, replayed.workload, names)
@@ -151,7 +90,7 @@ class PlacedIterations:
         )
 
     def _reads(
-        self, candidate: Candidate, ended: Ended, number: int, workload: Workload
+        self, candidate: Candidate, ended: EndedParts, number: int, workload: Workload
     ) -> list[Stage]:
         """The passes without gradients."""
         found: list[Stage] = []
@@ -171,7 +110,7 @@ class PlacedIterations:
     def _trains(
         self,
         candidate: Candidate,
-        ended: Ended,
+        ended: EndedParts,
         number: int,
         workload: Workload,
         reads: Sequence[str],
@@ -215,13 +154,35 @@ class PlacedIterations:
     def _is_apart(candidate: Candidate, role: PlacedRole) -> bool:
         return candidate.placement.are_apart(role, "rollout")
 
-    def _ended(self, count: int, replayed: Replayed, *, by_group: bool) -> Ended:
-        key = count, id(replayed), by_group
-        if key not in self._endings:
+    def _ended(self, candidate: Candidate, replayed: Replayed, number: int) -> EndedParts:
+        passes = self._streamed(candidate, replayed, number)
+        count = len(candidate.placement.places["policy"])
+        by_group = self.by_group and candidate.overlap == "gradients"
+        key = count, id(replayed), by_group, passes.total
+        if key not in self._parts:
             pack = self.sizes[count].packed
             # The rollout is kept with it: no other one may have its id.
-            self._endings[key] = replayed, Ended.of(replayed, pack, by_group=by_group)
-        return self._endings[key][1]
+            self._parts[key] = replayed, EndedParts.of(replayed, pack, passes, by_group=by_group)
+        return self._parts[key][1]
+
+    def _streamed(self, candidate: Candidate, replayed: Replayed, number: int) -> Seconds:
+        """All passes that begin during the rollout, on the devices that are busiest with them."""
+        found: dict[Positions, Seconds] = {}
+        first = next(iter(self.sizes.values()))
+        for name in {**first.reads, **dict.fromkeys(first.trains)}:
+            role, devices = self._place(candidate, name)
+            asked = len(devices), number, replayed.workload
+            if candidate.overlap == "none" or not self._is_apart(candidate, role):
+                continue
+            taken = found.get(devices, Seconds())
+            if name in first.reads:
+                what = stage_names.predictions(first.reads[name], name)
+                taken += self._of_reading(*asked)[name].times(self.factors.of(what))
+            if name in first.trains and candidate.overlap == "gradients":
+                gradients, _ = self._of_training(*asked)[name]
+                taken += gradients.times(self.factors.of(stage_names.gradients(name)))
+            found[devices] = taken
+        return max(found.values(), key=lambda taken: taken.total, default=Seconds())
 
     def _pack(self, count: int, number: int, workload: Workload) -> Packed:
         if (count, number) not in self._packed:

@@ -19,6 +19,7 @@ class Packed:
     pairs: tuple[float, ...]
     # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
+    tokens: int  # without padding, shared ones once
 
     @classmethod
     def of(
@@ -53,12 +54,17 @@ class Packed:
             shared += [spot.shared for spot in packing.spots]
             shapes += packing.shapes
             pairs += of_device.max(axis=1).tolist()
-        return cls(tuple(shapes), tuple(pairs), tuple(shared))
+        return cls(tuple(shapes), tuple(pairs), tuple(shared), sum(lengths) - sum(shared))
 
     @property
     def slots(self) -> int:
         """Tokens of all micro-batches, padding included."""
         return sum(rows * length for rows, length in self.shapes)
+
+    @property
+    def fill(self) -> float:
+        """Share of these tokens that is no padding."""
+        return self.tokens / self.slots
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:

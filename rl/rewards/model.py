@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.gathering import Gatherer, Gathers
+from pat_jax.common.gathering import Gatherer, Gathers, is_any
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -50,6 +50,7 @@ class RewardModel:
       max_length: most tokens of a text; a longer one fails.
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
         token that is another one. None: at the last token.
+      fills: whether texts of so many tokens fill a batch; fewer wait while others are generated.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class RewardModel:
         *,
         max_length: int,
         pad_id: int | None = None,
+        fills: Callable[[Sequence[int]], bool] = is_any,
     ):
-        self.name, self.max_length = name, max_length
+        self.name, self.max_length, self._fills = name, max_length, fills
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
         self._waiting: list[_Waiting] = []
         self._gathering: Gathers[_Waiting] | None = None
@@ -79,7 +81,7 @@ class RewardModel:
             they are busy then, and responses wait.
         """
         score = partial(self._score_all, Alone())
-        self._gathering = lane.gathering(score, _digest) if lane else None
+        self._gathering = lane.gathering(score, _digest, self._fill) if lane else None
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
@@ -129,6 +131,10 @@ class RewardModel:
     def close(self) -> None:
         """Forgets the responses that wait."""
         self._waiting = []
+
+    def _fill(self, waiting: Sequence[_Waiting]) -> bool:
+        texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
+        return self._fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
 
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt

@@ -13,14 +13,14 @@ from pat_jax.planning.memory import GIB
 from pat_jax.planning.placement import Placement
 from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.ended_parts import EndedParts
 from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.placed_iteration import Ended
-from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.capacity.placed_size import part_of
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.schedule import scheduled
@@ -168,27 +168,38 @@ def test_a_plan_says_that_devices_are_numbered_within_a_host(report: PlanReport)
     assert "Each of the 2 hosts is cut alike" in plan_text(several)
 
 
-def test_parts_end_when_their_last_response_has():
-    prompts, responses = np.full(4, 10), np.array([10, 50, 20, 20])
+def pack(some: Workload) -> Packed:
+    return Packed.of(some, 4, [(1, 32), (1, 64), (1, 128)], 1)
+
+
+def four_responses() -> Replayed:
+    """Of 25, 60, 30 and 30 tokens."""
+    prompts, responses = np.full(4, 10), np.array([15, 50, 20, 20])
     workload = Workload(prompts, responses, 64, np.array([0, 0, 1, 1]))
-    replayed = Replayed(workload, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
+    return Replayed(workload, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
 
-    def pack(some: Workload) -> Packed:
-        return Packed.of(some, 4, [(1, 32), (1, 64), (1, 128)], 1)
 
-    each = Ended.of(replayed, pack, by_group=False)
-    # The whole batch has a row of 128 and one of 32. Of its 140 tokens the first parts have 9, 9, 18
-    # and 35; the last ones 35, 18, 9 and 9. A part of one response has a row of 32 or of 64.
-    assert each.ended_s == (1.0, 2.0, 3.0, 9.0)
-    assert each.slots.tolist() == pytest.approx([32 / 160, 32 / 160, 32 / 160, 64 / 160])
-    products, links = Seconds(products=2.0), Seconds(links=2.0)
-    assert each.seconds(products) == pytest.approx([0.4, 0.4, 0.4, 0.8])
+def test_responses_are_read_once_they_fill_micro_batches():
+    each = EndedParts.of(four_responses(), pack, Seconds(), by_group=False)
+    # 25 of 32 tokens are no 80 %. 25 + 30 of 64 are, 30 of 32 too; the last has a row of 64.
+    assert each.ended_s == (2.0, 3.0, 9.0)
+    # The whole batch has a row of 128 and one of 32.
+    assert each.slots.tolist() == pytest.approx([64 / 160, 32 / 160, 64 / 160])
+    assert each.seconds(Seconds(products=2.0)) == pytest.approx([0.8, 0.4, 0.8])
     assert sum(each.seconds(Seconds(attention=1.0))) == pytest.approx(1.0)
-    assert each.seconds(links) == pytest.approx([1.0] * 4)  # two micro-batches would send 1 each
-    grouped = Ended.of(replayed, pack, by_group=True)
+    assert each.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 3)  # as each of the two
+    grouped = EndedParts.of(four_responses(), pack, Seconds(), by_group=True)
     assert grouped.ended_s == (3.0, 9.0)  # the first response waits for its sibling
-    # What ends at once is packed at once.
-    assert grouped.slots.tolist() == pytest.approx([64 / 160, 96 / 160])
+
+
+def test_what_ends_while_devices_are_busy_is_read_together():
+    slow = EndedParts.of(four_responses(), pack, Seconds(products=4.0), by_group=False)
+    # From 2.0 on they are busy for 1.6 s; then one that has ended at 3.0 fills a row.
+    assert slow.ended_s == (2.0, 3.0, 9.0)
+    slower = EndedParts.of(four_responses(), pack, Seconds(products=20.0), by_group=False)
+    # Busy for 8 s, until 10.0: both others have ended.
+    assert slower.ended_s == (2.0, 9.0)
+    assert slower.slots.tolist() == pytest.approx([64 / 160, 96 / 160])
 
 
 def test_nothing_is_placed_where_nothing_is_trained():

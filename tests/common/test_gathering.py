@@ -27,6 +27,21 @@ def test_what_comes_while_the_thread_is_busy_is_handed_over_together():
     assert taken == [[0], [1, 2, 3]]
 
 
+def test_too_little_waits_for_more_or_for_the_end():
+    taken: list[list[int]] = []
+    with ThreadPoolExecutor(1) as thread:
+        gathering = Gathering(thread, taken.append, is_enough=lambda some: sum(some) >= 10)
+        for number in (3, 4, 5):
+            assert taken == []
+            gathering.add(number)
+        gathering.wait()
+        assert taken == [[3, 4, 5]]
+        gathering.add(6)
+        gathering.wait()
+        gathering.wait()
+    assert taken == [[3, 4, 5], [6]]
+
+
 def test_an_error_is_raised_by_what_comes_next_and_by_waiting():
     def fail(some: list[int]) -> None:
         raise ValueError("no device")

@@ -55,6 +55,24 @@ def test_every_process_does_the_same_work_together(ended, count):
     assert ended == []
 
 
+def test_where_the_first_process_waits_for_more_all_do(ended):
+    done: dict[int, list[list[int]]] = {0: [], 1: []}
+
+    def work(us: ProcessGroup) -> None:
+        with LaneThread("lane", us) as lane:
+            # Only the first process is asked.
+            enough = 3 if us.is_first else 1
+            gathering = lane.gathering(done[us.index].append, int, lambda x: len(x) >= enough)
+            for number in range(4):
+                gathering.add(number)
+            gathering.wait()
+            lane.finish()
+
+    with companies(2) as found:
+        assert in_each(found, work) == [None, None]
+    assert done[0] == done[1] and len(done[0][0]) >= 3
+
+
 @pytest.mark.parametrize("broken", [0, 1])
 def test_an_error_of_one_process_is_raised_there(ended, broken):
     """And its thread does not keep it from saying so, whatever the others do."""

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.batches.packing import PASS_COST, Prefix, pack_rows, shapes, single_passes
+from pat_jax.rl.batches.packing import (
+    FULL,
+    PASS_COST,
+    Prefix,
+    fills,
+    pack_rows,
+    shapes,
+    single_passes,
+)
 
 BUCKETS = (4, 8, 16)
 LENGTHS = st.lists(st.integers(1, 16), max_size=60)
@@ -120,6 +128,22 @@ def test_what_is_left_over_goes_into_smaller_shapes():
     assert pack_rows([8] * 10, allowed).shapes == [(4, 16), (1, 16)]
     assert pack_rows([8] * 14, allowed).shapes == [(4, 16), (2, 16), (1, 16)]
     assert pack_rows([16, 9, 7, 3, 2], allowed).shapes == [(2, 16), (1, 16)]
+
+
+def test_examples_fill_micro_batches_whose_padding_is_little():
+    micro_shapes = [(1, 64), (1, 128), (2, 128)]
+    assert not fills([51], micro_shapes) and fills([52], micro_shapes)  # 80 % of 64
+    assert not fills([52, 13], micro_shapes)  # a row of 128
+    assert fills([52, 13, 40], micro_shapes)
+    assert not fills([40, 40], micro_shapes)
+    assert fills([40, 40], micro_shapes, [Prefix(0, 28)] * 2)  # a row of 64 has 52 tokens
+
+
+@given(st.lists(st.integers(1, 128), max_size=30))
+def test_examples_that_fill_micro_batches_have_little_padding(lengths):
+    micro_shapes = [(1, 64), (1, 128), (2, 128)]
+    slots = sum(map(math.prod, pack_rows(lengths, micro_shapes).shapes))
+    assert fills(lengths, micro_shapes) == (sum(lengths) >= FULL * max(slots, 64))
 
 
 def test_an_example_longer_than_every_row_is_refused():

@@ -62,6 +62,24 @@ def test_what_ends_while_a_lane_reads_is_read_together():
     assert sizes == [1, 5] and early.busy_seconds >= early.waited_seconds >= 0
 
 
+def test_responses_that_fill_nothing_wait_for_others():
+    sizes, has_read = [], threading.Event()
+
+    def predict(rollouts: Sequence[Rollout]) -> Columns:
+        sizes.append(len(rollouts))
+        has_read.set()
+        return sums(rollouts)
+
+    with LaneThread("lane") as thread:
+        early = EarlyColumns([Lane(thread, predict, lambda some: len(some) >= 3)])
+        for index in range(3):
+            early.add(index, response(index))
+        assert has_read.wait(30)
+        early.add(3, response(3))
+        early.wait(4)
+    assert sizes == [3, 1] and len(early.columns["sums"]) == 4
+
+
 def test_an_error_of_a_lane_ends_the_iteration():
     def fail(rollouts: Sequence[Rollout]) -> Columns:
         raise RuntimeError("the lane's devices are gone")

@@ -13,7 +13,7 @@ from threading import Condition
 from typing import Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from pat_jax.common.gathering import Gathering, Gathers
+from pat_jax.common.gathering import Gathering, Gathers, is_any
 from pat_jax.common.hosts.together import ProcessGroup, process_group
 
 T = TypeVar("T")
@@ -43,16 +43,22 @@ class LaneThread:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def gathering(self, do: Callable[[list[T]], None], key: Callable[[T], Hashable]) -> Gathers[T]:
+    def gathering(
+        self,
+        do: Callable[[list[T]], None],
+        key: Callable[[T], Hashable],
+        is_enough: Callable[[Sequence[T]], bool] = is_any,
+    ) -> Gathers[T]:
         """Returns what hands gathered work to `do` on this thread. All processes must call this in
         the same order, and add the same work, in any order.
 
         Args:
           key: returns what names a piece of work in every process.
+          is_enough: as in `Gathering`; the first process asks.
         """
         number, self._count = self._count, self._count + 1
         if self._us.is_alone:
-            return Gathering(self._pool, do)
+            return Gathering(self._pool, do, is_enough)
         if not self._us.is_first:
             followed = _Followed(do, key, self._changed)
             with self._changed:
@@ -64,7 +70,7 @@ class LaneThread:
             self._us.tell(self._name, (number, [key(one) for one in some]))
             do(some)
 
-        return Gathering(self._pool, told)
+        return Gathering(self._pool, told, is_enough)
 
     def finish(self) -> None:
         """Ends the thread after all work that any process has begun. All processes must call it."""
