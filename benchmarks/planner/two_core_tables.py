@@ -17,7 +17,7 @@ import numpy as np
 from pat_jax.planning import stage_names
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.ended_parts import EndedParts
+from pat_jax.profiling.capacity.ended_parts import EndedParts, streams_of
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Overlap
 from pat_jax.profiling.placement.iteration import Iteration, Schedule, Stage
@@ -156,25 +156,28 @@ class Tables:
         if sums:  # the batch of each group is made where its gradients are
             first = next(iter(trained))
             trained = {**trained, first: trained[first] + self.passes.batch_s}
-        busy_s = early * sum(read.values()) + sums * sum(trained.values())
-        pack = lambda some: Packed.of(some, some.size, shapes, 1)  # noqa: E731
-        ended = EndedParts.of(rollout, pack, Seconds(products=busy_s), by_group=sums)
+        parts = streams_of(
+            rollout,
+            lambda some: Packed.of(some, some.size, shapes, 1),
+            Seconds(products=sum(read.values())),
+            Seconds(products=sums * sum(trained.values())),
+            by_group=True,
+        )
 
-        def stage(name: str, seconds: float, needs: Sequence[str], *, streams: bool) -> Stage:
-            pieces = ended.seconds(Seconds(products=seconds)) if streams else (seconds,)
-            return Stage(name, OTHERS, pieces, tuple(needs), streams)
+        def stage(name: str, seconds: float, of: EndedParts | None, *needs: str) -> Stage:
+            if of is None:
+                return Stage(name, OTHERS, (seconds,), needs)
+            return Stage(name, OTHERS, of.seconds(Seconds(products=seconds)), needs, of.ready_s)
 
-        stages = [stage(name, seconds, (), streams=early) for name, seconds in read.items()]
+        reads, gradients = parts.reads if early else None, parts.gradients if sums else None
+        stages = [stage(name, seconds, reads) for name, seconds in read.items()]
         named = {name: stage_names.gradients(name) for name in trained}
-        stages += [stage(named[x], trained[x], [*read], streams=sums) for x in trained]
+        stages += [stage(named[x], trained[x], gradients, *read) for x in trained]
         steps = [
-            stage(stage_names.step(x), seconds, [named[x]], streams=False)
+            stage(stage_names.step(x), seconds, None, named[x])
             for x, seconds in self.passes.steps.items()
         ]
         before = [one.name for one in steps]
         rest = Stage("host", OTHERS, (self.rest_s,), tuple(before))
         transfer = Stage(stage_names.TRANSFER, (*ROLLOUT, *OTHERS), (self.transfer_s,), ("host",))
-        iteration = Iteration(
-            ROLLOUT, self.rollout_s, ended.ended_s, (*stages, *steps, rest, transfer)
-        )
-        return scheduled(iteration)
+        return scheduled(Iteration(ROLLOUT, self.rollout_s, (*stages, *steps, rest, transfer)))

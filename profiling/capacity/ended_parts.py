@@ -1,11 +1,13 @@
-"""Divides the responses of an iteration into the parts that models read as responses end.
+"""Divides the responses of an iteration into the parts that models use as responses end.
 
+Replays what a lane of a run does (`run/lanes.py`): its one thread reads responses and adds up
+gradients. Either takes what waits for it, once that fills micro-batches or the rollout has ended.
 Knows when responses end and how they are packed. Does not know roles.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,80 +17,129 @@ from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import FULL
 
+Pack = Callable[[Workload], Packed]
+
 
 @dataclass(frozen=True)
 class EndedParts:
-    """The parts of an iteration's responses in the order in which they end.
+    """The parts of an iteration's responses, in the order in which a pass uses them.
 
     A part is packed by itself, so that all parts together have more padding than the whole batch.
     """
 
-    ended_s: tuple[float, ...]  # when all responses of each part have ended
-    slots: np.ndarray  # float[parts], tokens with padding as shares of those of the whole batch
-    pairs: np.ndarray  # float[parts], shares of all pairs of a query and a key
-    micro: np.ndarray  # float[parts], micro-batches as shares of those of the whole batch
-
-    @classmethod
-    def of(
-        cls,
-        replayed: Replayed,
-        pack: Callable[[Workload], Packed],
-        passes: Seconds,
-        *,
-        by_group: bool,
-    ) -> Self:
-        """Gathers responses as a run does: while the devices are busy, and until they fill
-        micro-batches or the rollout has ended.
-
-        Args:
-          pack: packs responses into micro-batches.
-          passes: all passes over the whole batch on the devices that are busiest with them.
-          by_group: responses are used once all of their prompt have ended.
-        """
-        work, whole = replayed.workload, pack(replayed.workload)
-        ended_s = _by_group(replayed) if by_group else replayed.ended_s
-        order = np.argsort(ended_s, kind="stable")
-        times, tokens = ended_s[order], (work.prompts + work.responses)[order].astype(float)
-        shares = tokens**2 / (tokens**2).sum()
-        ends, found, free_s = [0], cls((), *np.zeros((3, 0))), 0.0
-        while (begin := ends[-1]) < len(order):
-            end, packed = begin, None
-            while packed is None or (end < len(order) and packed.fill < FULL):
-                end = int(np.searchsorted(times, max(free_s, times[end]), side="right"))
-                packed = pack(work.only(order[begin:end]))
-            part = cls(
-                (float(times[end - 1]),),
-                np.array([packed.slots / whole.slots]),
-                shares[begin:end].sum(keepdims=True),
-                np.array([len(packed.shapes) / len(whole.shapes)]),
-            )
-            free_s = max(free_s, times[end - 1]) + sum(part.seconds(passes))
-            found = found.joined(part)
-            ends.append(end)
-        return found
-
-    def joined(self, other: Self) -> Self:
-        return type(self)(
-            self.ended_s + other.ended_s,
-            np.concatenate([self.slots, other.slots]),
-            np.concatenate([self.pairs, other.pairs]),
-            np.concatenate([self.micro, other.micro]),
-        )
+    ready_s: tuple[float, ...] = ()  # when each part can begin
+    slots: tuple[float, ...] = ()  # tokens with padding as shares of those of the whole batch
+    pairs: tuple[float, ...] = ()  # shares of all pairs of a query and a key
+    micro: tuple[float, ...] = ()  # micro-batches as shares of those of the whole batch
 
     def seconds(self, whole: Seconds) -> tuple[float, ...]:
         """Divides the seconds of a pass over all responses. Every micro-batch sends as much as
         another one: weights are gathered for each."""
         by_tokens = whole.total - whole.attention - whole.links
-        each = by_tokens * self.slots + whole.attention * self.pairs + whole.links * self.micro
-        return tuple(each.tolist())
+        parts = zip(self.slots, self.pairs, self.micro, strict=True)
+        return tuple(
+            by_tokens * slots + whole.attention * pairs + whole.links * micro
+            for slots, pairs, micro in parts
+        )
 
 
-def _by_group(replayed: Replayed) -> np.ndarray:
-    """Returns when all responses to the prompt of each response have ended, in seconds."""
-    work, ended_s = replayed.workload, replayed.ended_s
+class Streams(NamedTuple):
+    """The parts that are read, and those of which gradients are added up."""
+
+    reads: EndedParts
+    gradients: EndedParts
+
+
+def streams_of(
+    replayed: Replayed, pack: Pack, reads: Seconds, gradients: Seconds, *, by_group: bool
+) -> Streams:
+    """Replays the lane that is busiest with the responses of a rollout.
+
+    Args:
+      pack: packs responses into micro-batches.
+      reads, gradients: all such passes of the lane over the whole batch.
+      by_group: gradients need all responses to a prompt.
+    """
+    work = replayed.workload
+    readers, learners = (_Queue(work, pack, passes) for passes in (reads, gradients))
+    readers.ready_s[:] = replayed.ended_s
+    groups = _groups(work) if by_group else np.arange(work.size)
+    now = 0.0
+    while readers.has_any or learners.has_any:
+        is_over = now >= replayed.total_s
+        read = readers.take(now, is_over=is_over)
+        if read is not None:
+            now += read
+            learners.ready_s = _complete(readers, groups, learners.ready_s, now)
+            continue
+        learned = learners.take(now, is_over=is_over and not readers.has_any)
+        if learned is not None:
+            now += learned
+            continue
+        times = np.concatenate([readers.times, learners.times, [replayed.total_s]])
+        now = times[times > now].min()
+    return Streams(readers.parts, learners.parts)
+
+
+@dataclass
+class _Queue:
+    """Responses that wait for passes."""
+
+    work: Workload
+    pack: Pack
+    passes: Seconds
+    parts: EndedParts = field(default_factory=EndedParts)
+
+    def __post_init__(self):
+        self.ready_s = np.full(self.work.size, np.inf)
+        self.is_taken = np.zeros(self.work.size, bool)
+        self._whole = self.pack(self.work)
+        lengths = (self.work.prompts + self.work.responses).astype(float)
+        self._pairs = lengths**2 / (lengths**2).sum()
+
+    @property
+    def has_any(self) -> bool:
+        return not self.is_taken.all()
+
+    @property
+    def times(self) -> np.ndarray:
+        """When responses that have not been taken can be."""
+        return self.ready_s[~self.is_taken]
+
+    def take(self, now: float, *, is_over: bool) -> float | None:
+        """Takes what waits. Returns the seconds of the passes; None: it is too little."""
+        (some,) = np.nonzero((self.ready_s <= now) & ~self.is_taken)
+        if not len(some):
+            return None
+        packed, whole = self.pack(self.work.only(some)), self._whole
+        if packed.fill < FULL and not is_over:
+            return None
+        self.is_taken[some] = True
+        part = EndedParts(
+            (float(self.ready_s[some].max()),),
+            (packed.slots / whole.slots,),
+            (float(self._pairs[some].sum()),),
+            (len(packed.shapes) / len(whole.shapes),),
+        )
+        old = self.parts
+        self.parts = EndedParts(
+            old.ready_s + part.ready_s,
+            old.slots + part.slots,
+            old.pairs + part.pairs,
+            old.micro + part.micro,
+        )
+        return sum(part.seconds(self.passes))
+
+
+def _complete(readers: _Queue, groups: np.ndarray, before: np.ndarray, now: float) -> np.ndarray:
+    """Returns when all responses of each response's group were read, if that is known at `now`."""
+    is_read = np.ones(groups.max() + 1, bool)
+    np.logical_and.at(is_read, groups, readers.is_taken)
+    return np.where(is_read[groups], np.minimum(before, now), before)
+
+
+def _groups(work: Workload) -> np.ndarray:
+    """Returns the number of each response's prompt, from 0."""
     if work.prompt_id is None:
-        return ended_s
-    _, group = np.unique(work.prompt_id, return_inverse=True)
-    last = np.zeros(group.max() + 1)
-    np.maximum.at(last, group, ended_s)
-    return last[group]
+        return np.arange(work.size)
+    return np.unique(work.prompt_id, return_inverse=True)[1]

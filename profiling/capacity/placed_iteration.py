@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pat_jax.planning import stage_names
 from pat_jax.planning.placement import PlacedRole, Positions
-from pat_jax.profiling.capacity.ended_parts import EndedParts
+from pat_jax.profiling.capacity.ended_parts import EndedParts, Streams, streams_of
 from pat_jax.profiling.capacity.placed_rollouts import Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
 from pat_jax.profiling.capacity.update_batches import Packed
@@ -30,9 +30,7 @@ class PlacedIterations:
     by_group: bool  # whether gradients need all responses to a prompt
     factors: Factors = field(default_factory=Factors)  # on composed seconds, of any devices
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
-    _parts: dict[tuple[int, int, bool, float], tuple[Replayed, EndedParts]] = field(
-        default_factory=dict
-    )
+    _streams: dict[tuple[object, ...], tuple[Replayed, Streams]] = field(default_factory=dict)
     _transfers: dict[tuple[int, int, int], float] = field(default_factory=dict)
     _reading: dict[tuple[int, int], dict[str, Seconds]] = field(default_factory=dict)
     _training: dict[tuple[int, int], dict[str, tuple[Seconds, Seconds]]] = field(
@@ -80,17 +78,15 @@ class PlacedIterations:
 
     def _one(self, candidate: Candidate, rollouts: Rollouts, number: int) -> Iteration:
         replayed, places = rollouts.done[number], candidate.placement.places
-        ended = self._ended(candidate, replayed, number)
-        reads = self._reads(candidate, ended, number, replayed.workload)
+        streams = self._streams_of(candidate, replayed, number)
+        reads = self._reads(candidate, streams.reads, number, replayed.workload)
         names = tuple(stage.name for stage in reads)
-        trains = self._trains(candidate, ended, number, replayed.workload, names)
+        trains = self._trains(candidate, streams.gradients, number, replayed.workload, names)
         transfer = self._transfer(candidate, rollouts)
-        return Iteration(
-            places["rollout"], replayed.total_s, ended.ended_s, (*reads, *trains, transfer)
-        )
+        return Iteration(places["rollout"], replayed.total_s, (*reads, *trains, transfer))
 
     def _reads(
-        self, candidate: Candidate, ended: EndedParts, number: int, workload: Workload
+        self, candidate: Candidate, parts: EndedParts, number: int, workload: Workload
     ) -> list[Stage]:
         """The passes without gradients."""
         found: list[Stage] = []
@@ -100,33 +96,34 @@ class PlacedIterations:
             what = stage_names.predictions(first.reads[name], name)
             seconds = self._of_reading(len(devices), number, workload)[name]
             seconds = seconds.times(self.factors.of(what))
-            is_streamed = candidate.overlap != "none" and self._is_apart(candidate, role)
-            pieces = [*ended.seconds(seconds)] if is_streamed else [seconds.total]
+            is_early = candidate.overlap != "none" and self._is_apart(candidate, role)
+            pieces = [*parts.seconds(seconds)] if is_early else [seconds.total]
             if name not in first.trains:  # it comes from the host's memory before it reads
                 pieces[0] += self.sizes[len(devices)].moves_s.get(name, 0.0)
-            found.append(Stage(what, devices, tuple(pieces), is_streamed=is_streamed))
+            ready_s = parts.ready_s if is_early else ()
+            found.append(Stage(what, devices, tuple(pieces), ready_s=ready_s))
         return found
 
     def _trains(
         self,
         candidate: Candidate,
-        ended: EndedParts,
+        parts: EndedParts,
         number: int,
         workload: Workload,
         reads: Sequence[str],
     ) -> list[Stage]:
         """The gradients and steps of the trained roles."""
         found: list[Stage] = []
-        streams = candidate.overlap == "gradients"
         for name in next(iter(self.sizes.values())).trains:
             role, devices = self._place(candidate, name)
             size = self.sizes[len(devices)]
             gradients, step = self._of_training(len(devices), number, workload)[name]
             of_gradients, of_step = stage_names.gradients(name), stage_names.step(name)
             gradients = gradients.times(self.factors.of(of_gradients))
-            is_streamed = streams and self._is_apart(candidate, role)
-            pieces = ended.seconds(gradients) if is_streamed else (gradients.total,)
-            found.append(Stage(of_gradients, devices, pieces, tuple(reads), is_streamed))
+            is_early = candidate.overlap == "gradients" and self._is_apart(candidate, role)
+            pieces = parts.seconds(gradients) if is_early else (gradients.total,)
+            ready_s = parts.ready_s if is_early else ()
+            found.append(Stage(of_gradients, devices, pieces, tuple(reads), ready_s))
             step_s = self.factors.of(of_step) * step.total + size.moves_s.get(name, 0.0)
             found.append(Stage(of_step, devices, (step_s,), (of_gradients,)))
         return found
@@ -154,35 +151,40 @@ class PlacedIterations:
     def _is_apart(candidate: Candidate, role: PlacedRole) -> bool:
         return candidate.placement.are_apart(role, "rollout")
 
-    def _ended(self, candidate: Candidate, replayed: Replayed, number: int) -> EndedParts:
-        passes = self._streamed(candidate, replayed, number)
+    def _streams_of(self, candidate: Candidate, replayed: Replayed, number: int) -> Streams:
+        """The parts in which responses are used while others are generated."""
+        if candidate.overlap == "none":
+            return Streams(EndedParts(), EndedParts())
+        reads, gradients = self._busiest(candidate, replayed, number)
         count = len(candidate.placement.places["policy"])
-        by_group = self.by_group and candidate.overlap == "gradients"
-        key = count, id(replayed), by_group, passes.total
-        if key not in self._parts:
-            pack = self.sizes[count].packed
+        key = count, id(replayed), reads.total, gradients.total
+        if key not in self._streams:
+            made_of = replayed, self.sizes[count].packed, reads, gradients
             # The rollout is kept with it: no other one may have its id.
-            self._parts[key] = replayed, EndedParts.of(replayed, pack, passes, by_group=by_group)
-        return self._parts[key][1]
+            self._streams[key] = replayed, streams_of(*made_of, by_group=self.by_group)
+        return self._streams[key][1]
 
-    def _streamed(self, candidate: Candidate, replayed: Replayed, number: int) -> Seconds:
-        """All passes that begin during the rollout, on the devices that are busiest with them."""
-        found: dict[Positions, Seconds] = {}
+    def _busiest(
+        self, candidate: Candidate, replayed: Replayed, number: int
+    ) -> tuple[Seconds, Seconds]:
+        """The passes that begin during the rollout on the devices that are busiest with them: those
+        without gradients, and the others."""
+        lanes: dict[Positions, tuple[Seconds, Seconds]] = {}
         first = next(iter(self.sizes.values()))
-        for name in {**first.reads, **dict.fromkeys(first.trains)}:
+        for name in dict.fromkeys((*first.reads, *first.trains)):
             role, devices = self._place(candidate, name)
-            asked = len(devices), number, replayed.workload
-            if candidate.overlap == "none" or not self._is_apart(candidate, role):
+            if not self._is_apart(candidate, role):
                 continue
-            taken = found.get(devices, Seconds())
+            asked = len(devices), number, replayed.workload
+            reads, gradients = lanes.get(devices, (Seconds(), Seconds()))
             if name in first.reads:
                 what = stage_names.predictions(first.reads[name], name)
-                taken += self._of_reading(*asked)[name].times(self.factors.of(what))
+                reads += self._of_reading(*asked)[name].times(self.factors.of(what))
             if name in first.trains and candidate.overlap == "gradients":
-                gradients, _ = self._of_training(*asked)[name]
-                taken += gradients.times(self.factors.of(stage_names.gradients(name)))
-            found[devices] = taken
-        return max(found.values(), key=lambda taken: taken.total, default=Seconds())
+                what = stage_names.gradients(name)
+                gradients += self._of_training(*asked)[name][0].times(self.factors.of(what))
+            lanes[devices] = reads, gradients
+        return max(lanes.values(), key=lambda both: both[0].total + both[1].total)
 
     def _pack(self, count: int, number: int, workload: Workload) -> Packed:
         if (count, number) not in self._packed:

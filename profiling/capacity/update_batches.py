@@ -63,7 +63,7 @@ class Packed:
 
     @property
     def fill(self) -> float:
-        """Share of these tokens that is no padding."""
+        """Tokens without padding, as a share of all."""
         return self.tokens / self.slots
 
 

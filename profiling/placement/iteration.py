@@ -12,10 +12,10 @@ class Stage:
 
     name: str
     devices: Positions
-    seconds: tuple[float, ...]  # of each micro-batch; of all together if there is only one
-    needs: tuple[str, ...] = ()  # stages of which it needs the same responses
-    # Whether each micro-batch begins as soon as its responses have ended.
-    is_streamed: bool = False
+    seconds: tuple[float, ...]  # of each part of the responses
+    needs: tuple[str, ...] = ()  # stages that end before it begins, if it runs in one piece
+    # When each part can begin, while responses are generated; empty: it runs in one piece.
+    ready_s: tuple[float, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -29,8 +29,6 @@ class Iteration:
 
     devices: Positions  # of the rollout
     rollout_s: float
-    # Seconds after which the responses of each micro-batch have ended, ascending.
-    ended_s: tuple[float, ...]
     stages: tuple[Stage, ...]
 
 
@@ -42,7 +40,7 @@ class Span:
     devices: Positions
     begin_s: float
     end_s: float
-    busy_s: float  # without waits between its micro-batches
+    busy_s: float  # without waits between its parts
 
 
 @dataclass(frozen=True)

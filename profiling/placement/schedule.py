@@ -1,6 +1,6 @@
 """Puts the stages of an iteration in order: on which devices each runs, and when.
 
-Each device runs one program at a time. Streams run in the order in which they become ready, whole
+Each device runs one program at a time. Parts run in the order in which they become ready, whole
 stages in the order in which a run launches them. A program takes all its devices at once and waits
 until the last of them is free.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.profiling.placement.iteration import Iteration, Schedule, Span, Stage
 
-WHOLE = -1  # in place of a micro-batch: the stage runs in one piece
+WHOLE = -1  # in place of a part: the stage runs in one piece
 
 
 @dataclass
@@ -20,7 +20,7 @@ class _Task:
     """A piece of a stage."""
 
     stage: Stage
-    micro: int  # or WHOLE
+    part: int  # or WHOLE
     seconds: float
     waits_for: int = 0  # tasks that have to end first
     ready_s: float = 0.0
@@ -37,7 +37,7 @@ def scheduled(iteration: Iteration) -> Schedule:
     """Returns when each stage runs."""
     tasks = _tasks(iteration)
     order = {stage.name: i for i, stage in enumerate(iteration.stages)}
-    heap = [(t.ready_s, order[t.stage.name], t.micro, t) for t in tasks if not t.waits_for]
+    heap = [(t.ready_s, order[t.stage.name], t.part, t) for t in tasks if not t.waits_for]
     heapq.heapify(heap)
     last: dict[int, _Task | None] = dict.fromkeys(iteration.devices)  # on each device
     free = dict.fromkeys(iteration.devices, iteration.rollout_s)
@@ -54,7 +54,7 @@ def scheduled(iteration: Iteration) -> Schedule:
             if task.end_s >= other.ready_s:
                 other.ready_s, other.cause = task.end_s, task
             if not other.waits_for:
-                heapq.heappush(heap, (other.ready_s, order[other.stage.name], other.micro, other))
+                heapq.heappush(heap, (other.ready_s, order[other.stage.name], other.part, other))
     return _schedule(iteration, tasks)
 
 
@@ -72,24 +72,23 @@ def _tasks(iteration: Iteration) -> list[_Task]:
 
 
 def _waited_for(task: _Task, earlier: Mapping[str, Sequence[_Task]]) -> Iterator[_Task]:
-    """Yields the tasks of earlier stages that end before this one: those that it needs and, of whole
-    stages, those launched before it on one of its devices."""
-    stage = task.stage
+    """Yields the tasks of earlier stages that end before a whole stage: those that it needs, and
+    whole ones launched before it on one of its devices. A part waits for no stage."""
+    if task.part != WHOLE:
+        return
     for name, tasks in earlier.items():
         for before in tasks:
-            is_whole = task.micro == before.micro == WHOLE
-            is_before = is_whole and {*stage.devices} & {*before.stage.devices}
-            is_same = task.micro in (WHOLE, before.micro) or before.micro == WHOLE
-            if is_before or (name in stage.needs and is_same):
+            is_shared = {*task.stage.devices} & {*before.stage.devices}
+            if name in task.stage.needs or (before.part == WHOLE and is_shared):
                 yield before
 
 
 def _pieces(stage: Stage, iteration: Iteration) -> Iterator[_Task]:
-    if not stage.is_streamed:
+    if not stage.ready_s:
         yield _Task(stage, WHOLE, stage.total_s, ready_s=iteration.rollout_s)
         return
-    for i, (seconds, ended_s) in enumerate(zip(stage.seconds, iteration.ended_s, strict=True)):
-        yield _Task(stage, i, seconds, ready_s=ended_s)
+    for i, (seconds, ready_s) in enumerate(zip(stage.seconds, stage.ready_s, strict=True)):
+        yield _Task(stage, i, seconds, ready_s=ready_s)
 
 
 def _schedule(iteration: Iteration, tasks: list[_Task]) -> Schedule:

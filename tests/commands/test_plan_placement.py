@@ -13,7 +13,7 @@ from pat_jax.planning.memory import GIB
 from pat_jax.planning.placement import Placement
 from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.ended_parts import EndedParts
+from pat_jax.profiling.capacity.ended_parts import streams_of
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.placed_size import part_of
 from pat_jax.profiling.capacity.placing import Placing
@@ -180,26 +180,30 @@ def four_responses() -> Replayed:
 
 
 def test_responses_are_read_once_they_fill_micro_batches():
-    each = EndedParts.of(four_responses(), pack, Seconds(), by_group=False)
+    found = streams_of(four_responses(), pack, Seconds(), Seconds(), by_group=True)
     # 25 of 32 tokens are no 80 %. 25 + 30 of 64 are, 30 of 32 too; the last has a row of 64.
-    assert each.ended_s == (2.0, 3.0, 9.0)
+    assert found.reads.ready_s == (2.0, 3.0, 9.0)
     # The whole batch has a row of 128 and one of 32.
-    assert each.slots.tolist() == pytest.approx([64 / 160, 32 / 160, 64 / 160])
-    assert each.seconds(Seconds(products=2.0)) == pytest.approx([0.8, 0.4, 0.8])
-    assert sum(each.seconds(Seconds(attention=1.0))) == pytest.approx(1.0)
-    assert each.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 3)  # as each of the two
-    grouped = EndedParts.of(four_responses(), pack, Seconds(), by_group=True)
-    assert grouped.ended_s == (3.0, 9.0)  # the first response waits for its sibling
+    assert found.reads.slots == pytest.approx((64 / 160, 32 / 160, 64 / 160))
+    assert found.reads.seconds(Seconds(products=2.0)) == pytest.approx((0.8, 0.4, 0.8))
+    assert sum(found.reads.seconds(Seconds(attention=1.0))) == pytest.approx(1.0)
+    assert found.reads.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 3)  # as each of two
+    # The first response waits for its sibling.
+    assert found.gradients.ready_s == (3.0, 9.0)
+    alone = streams_of(four_responses(), pack, Seconds(), Seconds(), by_group=False)
+    assert alone.gradients.ready_s == (2.0, 3.0, 9.0)
 
 
-def test_what_ends_while_devices_are_busy_is_read_together():
-    slow = EndedParts.of(four_responses(), pack, Seconds(products=4.0), by_group=False)
-    # From 2.0 on they are busy for 1.6 s; then one that has ended at 3.0 fills a row.
-    assert slow.ended_s == (2.0, 3.0, 9.0)
-    slower = EndedParts.of(four_responses(), pack, Seconds(products=20.0), by_group=False)
-    # Busy for 8 s, until 10.0: both others have ended.
-    assert slower.ended_s == (2.0, 9.0)
-    assert slower.slots.tolist() == pytest.approx([64 / 160, 96 / 160])
+def test_what_ends_while_devices_are_busy_is_used_together():
+    taken = Seconds(products=20.0)
+    slow = streams_of(four_responses(), pack, taken, Seconds(), by_group=False)
+    # Read for 8 s, until 10.0: both others have ended.
+    assert slow.reads.ready_s == (2.0, 9.0)
+    assert slow.reads.slots == pytest.approx((64 / 160, 96 / 160))
+    assert slow.gradients.ready_s == pytest.approx((22.0,))  # what waits longer is read first
+    learns = streams_of(four_responses(), pack, Seconds(), taken, by_group=False)
+    # Gradients from 2.0 to 10.0 keep the devices from reading.
+    assert learns.reads.ready_s == (2.0, 9.0) and learns.gradients.ready_s == (2.0, 10.0)
 
 
 def test_nothing_is_placed_where_nothing_is_trained():
@@ -210,4 +214,4 @@ def test_nothing_is_placed_where_nothing_is_trained():
 def test_a_rollout_comes_first(ppo: Placing):
     iteration = first(ppo, ppo.candidates[0])
     found = scheduled(iteration)
-    assert found.spans[0].name == ROLLOUT and iteration.ended_s[-1] <= iteration.rollout_s
+    assert found.spans[0].name == ROLLOUT and not any(x.ready_s for x in iteration.stages)

@@ -17,12 +17,11 @@ TRANSFER = Stage("transfer", ALL, (0.5,), ("step",))
 
 
 def with_rollout(*stages: Stage, devices: tuple[int, ...] = FIRST) -> Schedule:
-    """Of two micro-batches whose responses end after 4 and 10 seconds."""
-    return scheduled(Iteration(devices, 10.0, (4.0, 10.0), stages))
+    return scheduled(Iteration(devices, 10.0, stages))
 
 
-def streamed(stage: Stage) -> Stage:
-    return replace(stage, is_streamed=True)
+# Responses end after 4 and 10 seconds. 4-7 read, 7-9 learn, 10-12 read, 12-14 learn.
+EARLY_READ, EARLY_LEARN = replace(READ, ready_s=(4.0, 10.0)), replace(LEARN, ready_s=(7.0, 12.0))
 
 
 def times(found: Schedule) -> dict[str, tuple[float, float]]:
@@ -41,12 +40,11 @@ def test_stages_on_all_devices_follow_one_another():
     ("stages", "expected"),
     [
         ((READ, LEARN), {"read": (10, 15), "learn": (15, 19)}),
-        ((streamed(READ), LEARN), {"read": (4, 12), "learn": (12, 16)}),
-        # 4-7 read, 7-9 learn, 10-12 read, 12-14 learn
-        ((streamed(READ), streamed(LEARN)), {"read": (4, 12), "learn": (7, 14)}),
+        ((EARLY_READ, LEARN), {"read": (4, 12), "learn": (12, 16)}),
+        ((EARLY_READ, EARLY_LEARN), {"read": (4, 12), "learn": (7, 14)}),
     ],
 )
-def test_streams_begin_when_responses_have_ended(
+def test_parts_begin_when_they_are_ready(
     stages: tuple[Stage, Stage], expected: dict[str, tuple[float, float]]
 ):
     found = with_rollout(*stages, STEP, TRANSFER)
@@ -69,7 +67,7 @@ def test_a_program_of_all_devices_waits_for_each_of_them():
 
 
 def test_the_path_leads_through_the_stage_that_was_waited_for():
-    found = with_rollout(streamed(replace(READ, seconds=(3.0, 9.0))), LEARN, STEP)
+    found = with_rollout(replace(EARLY_READ, seconds=(3.0, 9.0)), LEARN, STEP)
     assert found.bound == ROLLOUT and found.path == {ROLLOUT: 10, "read": 9, "learn": 4, "step": 1}
 
 
@@ -81,16 +79,14 @@ def test_no_device_is_busier_than_the_iteration_is_long(seed: int):
     for number in range(6):
         devices = [(0,), (1,), (2,), (1, 2), (0, 1, 2)][rng.integers(5)]
         needs = tuple(x.name for x in stages if rng.random() < 0.4)
-        is_streamed = 0 not in devices and bool(rng.random() < 0.5)
+        ready_s = ended if 0 not in devices and rng.random() < 0.5 else ()
         seconds = tuple(rng.uniform(0, 3, 4).tolist())
-        stages.append(Stage(f"s{number}", devices, seconds, needs, is_streamed))
-    found = scheduled(Iteration((0,), 10.0, ended, tuple(stages)))
+        stages.append(Stage(f"s{number}", devices, seconds, needs, ready_s))
+    found = scheduled(Iteration((0,), 10.0, tuple(stages)))
     total = 10 + sum(stage.total_s for stage in stages)
     assert max(map(found.busy_s, range(3))) <= found.seconds + 1e-9 <= total + 2e-9
     assert sum(found.path.values()) == pytest.approx(found.seconds)
-    later = scheduled(
-        Iteration((0,), 10.0, ended, tuple(replace(x, is_streamed=False) for x in stages))
-    )
+    later = scheduled(Iteration((0,), 10.0, tuple(replace(x, ready_s=()) for x in stages)))
     spans = {span.name: span for span in later.spans}
     for stage in stages:
         assert spans[stage.name].begin_s >= 10
