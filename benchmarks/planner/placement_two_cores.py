@@ -32,7 +32,7 @@ from pat_jax.common.devices import CACHE_DIR
 from pat_jax.models.presets import preset
 from pat_jax.planning.placement import Placement
 from pat_jax.profiling.placement.candidates import Candidate
-from pat_jax.profiling.placement.priced import OF_MEASURED, PartMemory, Placements, Priced
+from pat_jax.profiling.placement.priced import ERROR, PartMemory, Placements, Priced
 
 CANDIDATES = {FLATTEN: Candidate(Placement.named("flatten", 2))} | {
     name: Candidate(Placement.named("separate", 2), overlap) for overlap, name in SEPARATE.items()
@@ -81,9 +81,7 @@ def choice(seconds: Mapping[str, float]) -> Placements:
     for name, candidate in CANDIDATES.items():
         memory = tuple(PartMemory(part, "update", 0) for part in candidate.placement.groups())
         priced.append(Priced(name, memory, candidate, seconds[name]))
-    return Placements(
-        tuple(priced), OF_MEASURED, streams_gradients=True, num_considered=len(priced)
-    )
+    return Placements(tuple(priced), ERROR, streams_gradients=True, num_considered=len(priced))
 
 
 def hidden(turns: Sequence[Turn], reward_s: float) -> dict[str, Any]:

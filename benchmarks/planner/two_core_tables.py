@@ -156,13 +156,12 @@ class Tables:
         if sums:  # the batch of each group is made where its gradients are
             first = next(iter(trained))
             trained = {**trained, first: trained[first] + self.passes.batch_s}
-        parts = streams_of(
-            rollout,
-            lambda some: Packed.of(some, some.size, shapes, 1),
-            Seconds(products=sum(read.values())),
-            Seconds(products=sums * sum(trained.values())),
-            by_group=True,
-        )
+
+        def pack(some: Workload) -> Packed:
+            return Packed.of(some, some.size, shapes, 1)
+
+        busy = sum(read.values()), sums * sum(trained.values())
+        parts = streams_of(rollout, pack, pack, *(Seconds(products=s) for s in busy))
 
         def stage(name: str, seconds: float, of: EndedParts | None, *needs: str) -> Stage:
             if of is None:

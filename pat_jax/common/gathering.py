@@ -15,6 +15,8 @@ class Gathers(Protocol[T_contra]):
 
     def add(self, one: T_contra) -> None: ...
 
+    def ask(self) -> None: ...
+
     def wait(self) -> None: ...
 
 
@@ -45,7 +47,7 @@ class Gathering(Generic[T]):
     Args:
       thread: an executor of one thread.
       do: takes what has gathered, at least one.
-      is_enough: whether what waits is handed over before `wait` asks for it.
+      is_enough: whether what waits is handed over before `ask` or `wait`.
     """
 
     def __init__(
@@ -69,19 +71,23 @@ class Gathering(Generic[T]):
         with self._lock:
             self._waiting.append(one)
             if not self._is_asked and self._is_enough(self._waiting):
-                self._ask()
+                self._submit()
+
+    def ask(self) -> None:
+        """Hands over what waits, and returns at once."""
+        with self._lock:
+            if self._waiting and not self._is_asked:
+                self._submit()
 
     def wait(self) -> None:
         """Waits until all that was added is done. Raises whatever the function has raised."""
-        with self._lock:
-            if self._waiting and not self._is_asked:
-                self._ask()
+        self.ask()
         for task in self._tasks:
             task.result()
 
-    def _ask(self) -> None:
-        self._is_asked = True
+    def _submit(self) -> None:
         self._tasks.append(self._thread.submit(self._take))
+        self._is_asked = True
 
     def _take(self) -> None:
         with self._lock:

@@ -62,8 +62,8 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _write_whole_lines() -> None:
-    """Has Python write a line and its end at once, so that lines of two threads do not mix. With
-    PYTHONUNBUFFERED, which many container images set, it writes them one after the other."""
+    """Has Python write a line and its end at once, so that lines of two threads hardly ever mix.
+    With PYTHONUNBUFFERED, which many container images set, it writes them one after the other."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.write_through:
             stream.reconfigure(line_buffering=True, write_through=False)

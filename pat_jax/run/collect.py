@@ -177,6 +177,8 @@ class Collector:
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
             groups, report = generator.rollout(prompts, number, on_finish, kept)
+        if early:
+            early.ask()
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
             rewards = wait_for_rewards(scoring, self._progress)

@@ -66,6 +66,11 @@ class EarlyColumns:
         for of_lane in self._ended:
             of_lane.add((index, ended))
 
+    def ask(self) -> None:
+        """Has each lane read what waits for it, and returns at once."""
+        for of_lane in self._ended:
+            of_lane.ask()
+
     def wait(self, count: int) -> None:
         """Waits for the columns of all `count` responses."""
         start = time.perf_counter()

@@ -56,12 +56,18 @@ class EarlyGradients:
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self):
-        self._missing = [self.parts] * self.num_groups
+        self._missing, self._is_over = [self.parts] * self.num_groups, False
         self._sums: dict[str, SummedGradients] = {}
         self._complete = [
-            lane.thread.gathering(partial(self._add, lane.roles), int, self.fills)
+            lane.thread.gathering(partial(self._add, lane.roles), int, self._is_enough)
             for lane in self.lanes
         ]
+
+    def ask(self) -> None:
+        """From now on complete groups wait for no others."""
+        self._is_over = True
+        for of_lane in self._complete:
+            of_lane.ask()
 
     def note(self, group: int) -> None:
         """Notes one event of a group. Any thread may call it."""
@@ -79,6 +85,9 @@ class EarlyGradients:
         for of_lane in self._complete:
             of_lane.wait()
         self.summed, self.waited_seconds = self._sums, time.perf_counter() - start
+
+    def _is_enough(self, groups: Sequence[int]) -> bool:
+        return self._is_over or self.fills(groups)
 
     def _add(self, roles: Sequence[Trainer], groups: Sequence[int]) -> None:
         start = time.perf_counter()

@@ -74,6 +74,12 @@ class EarlyStages:
         if self.gradients is not None:
             self.gradients.note(index // self.size)
 
+    def ask(self) -> None:
+        """Has the lanes use what waits for more responses: none come anymore."""
+        self.columns.ask()
+        if self.gradients is not None:
+            self.gradients.ask()
+
     def wait(self) -> None:
         """Waits for all columns and gradients; all rewards must be there."""
         self.columns.wait(len(self._ended))

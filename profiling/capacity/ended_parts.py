@@ -2,6 +2,7 @@
 
 Replays what a lane of a run does (`run/lanes.py`): its one thread reads responses and adds up
 gradients. Either takes what waits for it, once that fills micro-batches or the rollout has ended.
+Gradients need all responses to a prompt.
 Knows when responses end and how they are packed. Does not know roles.
 """
 
@@ -15,7 +16,6 @@ from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches.packing import FULL
 
 Pack = Callable[[Workload], Packed]
 
@@ -24,12 +24,13 @@ Pack = Callable[[Workload], Packed]
 class EndedParts:
     """The parts of an iteration's responses, in the order in which a pass uses them.
 
-    A part is packed by itself, so that all parts together have more padding than the whole batch.
+    A part is packed by itself: all parts together have more padding than the whole batch, and may
+    have prompts several times that it has once.
     """
 
     ready_s: tuple[float, ...] = ()  # when each part can begin
     slots: tuple[float, ...] = ()  # tokens with padding as shares of those of the whole batch
-    pairs: tuple[float, ...] = ()  # shares of all pairs of a query and a key
+    pairs: tuple[float, ...] = ()  # of a query and a key, as shares of those of the whole batch
     micro: tuple[float, ...] = ()  # micro-batches as shares of those of the whole batch
 
     def seconds(self, whole: Seconds) -> tuple[float, ...]:
@@ -51,30 +52,29 @@ class Streams(NamedTuple):
 
 
 def streams_of(
-    replayed: Replayed, pack: Pack, reads: Seconds, gradients: Seconds, *, by_group: bool
+    replayed: Replayed, read: Pack, learn: Pack, reads: Seconds, gradients: Seconds
 ) -> Streams:
     """Replays the lane that is busiest with the responses of a rollout.
 
     Args:
-      pack: packs responses into micro-batches.
-      reads, gradients: all such passes of the lane over the whole batch.
-      by_group: gradients need all responses to a prompt.
+      read, learn: pack responses into micro-batches that are read, or of which gradients are added.
+      reads, gradients: all such passes of the lane over the whole batch, as `learn` packs it.
     """
     work = replayed.workload
-    readers, learners = (_Queue(work, pack, passes) for passes in (reads, gradients))
+    whole, groups = learn(work), _groups(work)
+    readers, learners = _Queue(work, read, whole, reads), _Queue(work, learn, whole, gradients)
     readers.ready_s[:] = replayed.ended_s
-    groups = _groups(work) if by_group else np.arange(work.size)
     now = 0.0
     while readers.has_any or learners.has_any:
         is_over = now >= replayed.total_s
-        read = readers.take(now, is_over=is_over)
-        if read is not None:
-            now += read
+        taken = readers.take(now, is_over=is_over)
+        if taken is not None:
+            now += taken
             learners.ready_s = _complete(readers, groups, learners.ready_s, now)
             continue
-        learned = learners.take(now, is_over=is_over and not readers.has_any)
-        if learned is not None:
-            now += learned
+        taken = learners.take(now, is_over=is_over and not readers.has_any)
+        if taken is not None:
+            now += taken
             continue
         times = np.concatenate([readers.times, learners.times, [replayed.total_s]])
         now = times[times > now].min()
@@ -87,15 +87,14 @@ class _Queue:
 
     work: Workload
     pack: Pack
-    passes: Seconds
+    whole: Packed
+    passes: Seconds  # over `whole`
     parts: EndedParts = field(default_factory=EndedParts)
 
     def __post_init__(self):
         self.ready_s = np.full(self.work.size, np.inf)
         self.is_taken = np.zeros(self.work.size, bool)
-        self._whole = self.pack(self.work)
-        lengths = (self.work.prompts + self.work.responses).astype(float)
-        self._pairs = lengths**2 / (lengths**2).sum()
+        self._too_few = 0  # that wait, as was found
 
     @property
     def has_any(self) -> bool:
@@ -109,19 +108,20 @@ class _Queue:
     def take(self, now: float, *, is_over: bool) -> float | None:
         """Takes what waits. Returns the seconds of the passes; None: it is too little."""
         (some,) = np.nonzero((self.ready_s <= now) & ~self.is_taken)
-        if not len(some):
+        if not is_over and len(some) == self._too_few:
             return None
-        packed, whole = self.pack(self.work.only(some)), self._whole
-        if packed.fill < FULL and not is_over:
+        packed = self.pack(self.work.only(some)) if len(some) else None
+        if packed is None or not (packed.are_full or is_over):
+            self._too_few = len(some)
             return None
-        self.is_taken[some] = True
+        self.is_taken[some], self._too_few = True, 0
+        whole, old = self.whole, self.parts
         part = EndedParts(
             (float(self.ready_s[some].max()),),
             (packed.slots / whole.slots,),
-            (float(self._pairs[some].sum()),),
+            (sum(packed.pairs) / sum(whole.pairs),),
             (len(packed.shapes) / len(whole.shapes),),
         )
-        old = self.parts
         self.parts = EndedParts(
             old.ready_s + part.ready_s,
             old.slots + part.slots,

@@ -50,7 +50,7 @@ def read_iteration(path: Path, order: Order) -> MeasuredIteration:
     try:
         found = _File.of(content)
         problem = next(found.problems(order), "")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"no iteration.json as this version writes it ({error!r})"
         raise _refusal(path, target, problem) from None
     if problem:

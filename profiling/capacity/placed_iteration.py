@@ -27,7 +27,6 @@ class PlacedIterations:
 
     sizes: Mapping[int, PlacedSize]  # by number of devices, of each cut
     target: Target
-    by_group: bool  # whether gradients need all responses to a prompt
     factors: Factors = field(default_factory=Factors)  # on composed seconds, of any devices
     _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
     _streams: dict[tuple[object, ...], tuple[Replayed, Streams]] = field(default_factory=dict)
@@ -159,9 +158,10 @@ class PlacedIterations:
         count = len(candidate.placement.places["policy"])
         key = count, id(replayed), reads.total, gradients.total
         if key not in self._streams:
-            made_of = replayed, self.sizes[count].packed, reads, gradients
+            size = self.sizes[count]
+            made_of = size.packed_early, size.packed, reads, gradients
             # The rollout is kept with it: no other one may have its id.
-            self._streams[key] = replayed, streams_of(*made_of, by_group=self.by_group)
+            self._streams[key] = replayed, streams_of(replayed, *made_of)
         return self._streams[key][1]
 
     def _busiest(

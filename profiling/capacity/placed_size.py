@@ -129,8 +129,16 @@ class PlacedSize:
 
     def packed(self, workload: Workload) -> Packed:
         """The policy's micro-batches of one iteration."""
-        run, trainer = self.build.order.config, self.build.whole.policy
-        is_shared = shares_prompts(run, trainer.layout.platform)
+        trainer = self.build.whole.policy
+        is_shared = shares_prompts(self.build.order.config, trainer.layout.platform)
+        return self._packed(workload, is_shared=is_shared)
+
+    def packed_early(self, workload: Workload) -> Packed:
+        """The micro-batches in which models read responses while others are generated."""
+        return self._packed(workload, is_shared=False)
+
+    def _packed(self, workload: Workload, *, is_shared: bool) -> Packed:
+        run = self.build.order.config
         sizes = run.algorithm.mini_batch_size * run.rollout.num_generations, self.update.shapes
         return Packed.of(workload, *sizes, self.update.work.dp, shares_prompts=is_shared)
 

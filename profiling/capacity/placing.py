@@ -24,6 +24,7 @@ from pat_jax.profiling.placement.candidates import Candidate, candidates
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.priced import (
     ALIKE,
+    ERROR,
     SHOWN,
     Placements,
     Priced,
@@ -69,7 +70,7 @@ class Placing:
             found.append(self.best(one))
         can_stream = any(one.overlap == "gradients" for one in every)
         sources, rest = self._sources, (can_stream, len(every), self._num_cuts)
-        return Placements((*named, *found), sources.error, *rest, sources)
+        return Placements((*named, *found), ERROR, *rest, sources)
 
     @cached_property
     def every(self) -> list[Candidate]:
@@ -212,7 +213,7 @@ class Placing:
     def _priced(self) -> PlacedIterations:
         """Raises UserError if an iteration was measured and no rollout has room on all devices."""
         question, target = self.question, self.question.build.order.target
-        composed = PlacedIterations(self._sizes, target, question.run.algorithm.is_relative)
+        composed = PlacedIterations(self._sizes, target)
         if question.measured is None:
             return composed
         rollouts = self._replays.of(self._whole.build, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
+from pat_jax.rl.batches.packing import Prefix, Shape, are_full, pack_rows
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Packed:
     pairs: tuple[float, ...]
     # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
-    tokens: int  # without padding, shared ones once
+    # Whether they are computed while responses are still generated, and do not wait for others.
+    are_full: bool
 
     @classmethod
     def of(
@@ -54,17 +55,13 @@ class Packed:
             shared += [spot.shared for spot in packing.spots]
             shapes += packing.shapes
             pairs += of_device.max(axis=1).tolist()
-        return cls(tuple(shapes), tuple(pairs), tuple(shared), sum(lengths) - sum(shared))
+        is_full = are_full(shapes, sum(lengths) - sum(shared), micro_shapes)
+        return cls(tuple(shapes), tuple(pairs), tuple(shared), is_full)
 
     @property
     def slots(self) -> int:
         """Tokens of all micro-batches, padding included."""
         return sum(rows * length for rows, length in self.shapes)
-
-    @property
-    def fill(self) -> float:
-        """Tokens without padding, as a share of all."""
-        return self.tokens / self.slots
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:

@@ -23,7 +23,6 @@ class Factors:
 
     by_stage: Mapping[str, float] = field(default_factory=dict)
     lacking: tuple[str, ...] = ()  # stages that were not measured
-    lacking_share: float = 0.0  # their composed seconds, of those of all stages
 
     def of(self, stage: str) -> float:
         """The factor of a stage; 1 if it was not measured."""
@@ -42,9 +41,7 @@ class Factors:
             each = (composed.seconds[x] * (more if stage_names.reads_tokens(x) else 1) for x in of)
             if expected := sum(each):
                 found |= dict.fromkeys(of, seconds / expected)
-        lacking = tuple(x for x in composed.seconds if x not in found)
-        left = sum(composed.seconds[x] for x in lacking)
-        return cls(found, lacking, left / sum(composed.seconds.values()))
+        return cls(found, tuple(x for x in composed.seconds if x not in found))
 
 
 def _is_part(stage: str, name: str) -> bool:

@@ -13,8 +13,7 @@ from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.factors import Factors
 from pat_jax.profiling.placement.iteration import Schedule
 
-OF_COMPOSED = 0.10  # share by which composed times may be wrong against one another
-OF_MEASURED = 0.05  # the same of measured ones
+ERROR = 0.10  # share by which predicted times may be wrong against one another
 ALIKE = 0.01  # of candidates that differ by less, the one with the fewest parts is chosen
 SHOWN = 5  # fastest candidates that a table has beside those with names
 
@@ -55,12 +54,6 @@ class PriceSources:
     has_profile: bool = False  # whether those of rollouts are from a profile
     iteration: str = ""  # the file of the measured iteration; empty: there is none
     factors: Factors = field(default_factory=Factors)  # of its stages
-
-    @property
-    def error(self) -> float:
-        """Share by which prices may be wrong against one another."""
-        is_measured = self.has_profile and self.iteration and self.factors.lacking_share <= ALIKE
-        return OF_MEASURED if is_measured else OF_COMPOSED
 
 
 @dataclass(frozen=True)

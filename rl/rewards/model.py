@@ -90,7 +90,10 @@ class RewardModel:
         """
         del seconds
         waiting = _Waiting([self._read(one) for one in responses], Future())
-        if self._gathering is None:
+        failures = [one for one in waiting.texts if isinstance(one, Failure)]
+        if len(failures) == len(waiting.texts):  # there is nothing to score
+            waiting.outcome.set_result(Outcome(scores=failures))
+        elif self._gathering is None:
             self._waiting.append(waiting)
         else:
             self._gathering.add(waiting)
@@ -101,6 +104,11 @@ class RewardModel:
         others. The model does not run."""
         found = [self._read(response) for response in responses]
         return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
+
+    def ask(self) -> None:
+        """Has the lane score what waits for more texts, and returns at once."""
+        if self._gathering is not None:
+            self._gathering.ask()
 
     def score_waiting(self, shares: Shares) -> None:
         """Scores all responses that wait, in all processes together. Each process must call it.

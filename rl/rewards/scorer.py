@@ -253,6 +253,8 @@ class Scoring(Generic[Ended]):
         if self._end.done():
             self._end.result()
         for model in self._scorer.models.values():
+            model.ask()
+        for model in self._scorer.models.values():
             model.score_waiting(self._scorer.shares)
 
     @property

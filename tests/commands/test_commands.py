@@ -127,7 +127,7 @@ def test_a_line_is_written_at_once():
             [sys.executable, "-c", program],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=theirs,
+            stdout=theirs.fileno(),
             check=True,
         )
         theirs.close()

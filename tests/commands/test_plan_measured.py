@@ -29,7 +29,6 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.placement.candidates import Candidate
-from pat_jax.profiling.placement.priced import OF_COMPOSED, OF_MEASURED
 from pat_jax.profiling.predict.targets import Target
 
 ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
@@ -226,11 +225,11 @@ def test_measured_prices_are_told_with_their_sources(report_of, content, written
     file = written(spans=stretched(content, REFERENCE, 2))
     report = report_of("--profile", profile, "--measured", file)
     found = report.placements
-    assert found and found.error == OF_MEASURED
+    assert found
     text, html = (" ".join(x.split()) for x in (plan_text(report), page(report)))
     for words in (
         "by the profile's times",
-        "Prices may be wrong by 5.0 % against one another",
+        "Prices may be wrong by 10.0 % against one another",
         f"multiplied by what {file} has measured on all devices",
         f"{REFERENCE} × 2",
     ):
@@ -244,9 +243,8 @@ def test_measured_prices_are_told_with_their_sources(report_of, content, written
 def test_prices_are_composed_where_a_stage_was_not_measured(report_of, content, written):
     spans = [x for x in content["spans"] if x["name"] != REFERENCE]
     report = report_of("--measured", written(spans=spans))
-    assert report.placements and report.placements.error == OF_COMPOSED
     text = " ".join(plan_text(report).split())
-    assert f"It lacks {REFERENCE}, with" in text and "by composed times" in text
+    assert f"It lacks {REFERENCE}." in text and "by composed times" in text
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -256,6 +254,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spans": []}, "of an iteration with 0 rollouts, expected 1"),
     ({"spans": spans_of({"rollout": float("inf")})}, "rollout from 0.0 to inf s"),
     ({"spans": spans_of({"rollout": 1.0}) * 2}, "of an iteration with 2 rollouts, expected 1"),
+    ({"hosts": float("inf")}, "no iteration.json as this version writes it"),
     ({"hosts": 2}, "of something else (hosts 2, not 1)"),
     ({"rest": "host"}, "expected a run with --roles.rest device"),
 ]

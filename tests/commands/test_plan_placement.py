@@ -172,15 +172,16 @@ def pack(some: Workload) -> Packed:
     return Packed.of(some, 4, [(1, 32), (1, 64), (1, 128)], 1)
 
 
+# Of 25, 60, 30 and 30 tokens.
+WORK = Workload(np.full(4, 10), np.array([15, 50, 20, 20]), 64, np.array([0, 0, 1, 1]))
+
+
 def four_responses() -> Replayed:
-    """Of 25, 60, 30 and 30 tokens."""
-    prompts, responses = np.full(4, 10), np.array([15, 50, 20, 20])
-    workload = Workload(prompts, responses, 64, np.array([0, 0, 1, 1]))
-    return Replayed(workload, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
+    return Replayed(WORK, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
 
 
 def test_responses_are_read_once_they_fill_micro_batches():
-    found = streams_of(four_responses(), pack, Seconds(), Seconds(), by_group=True)
+    found = streams_of(four_responses(), pack, pack, Seconds(), Seconds())
     # 25 of 32 tokens are no 80 %. 25 + 30 of 64 are, 30 of 32 too; the last has a row of 64.
     assert found.reads.ready_s == (2.0, 3.0, 9.0)
     # The whole batch has a row of 128 and one of 32.
@@ -190,20 +191,31 @@ def test_responses_are_read_once_they_fill_micro_batches():
     assert found.reads.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 3)  # as each of two
     # The first response waits for its sibling.
     assert found.gradients.ready_s == (3.0, 9.0)
-    alone = streams_of(four_responses(), pack, Seconds(), Seconds(), by_group=False)
+    unlike = replace(four_responses(), workload=replace(WORK, prompt_id=np.arange(4)))
+    alone = streams_of(unlike, pack, pack, Seconds(), Seconds())
     assert alone.gradients.ready_s == (2.0, 3.0, 9.0)
+
+
+def test_early_reads_have_each_prompt_as_often_as_responses():
+    def shared(some: Workload) -> Packed:
+        return Packed.of(some, 4, [(1, 32), (1, 64), (1, 128)], 1, shares_prompts=True)
+
+    found = streams_of(four_responses(), pack, shared, Seconds(), Seconds())
+    whole = shared(WORK).slots
+    assert found.reads.slots == pytest.approx((64 / whole, 32 / whole, 64 / whole))
+    assert found.gradients.slots == pytest.approx((64 / whole, 96 / whole))
 
 
 def test_what_ends_while_devices_are_busy_is_used_together():
     taken = Seconds(products=20.0)
-    slow = streams_of(four_responses(), pack, taken, Seconds(), by_group=False)
+    slow = streams_of(four_responses(), pack, pack, taken, Seconds())
     # Read for 8 s, until 10.0: both others have ended.
     assert slow.reads.ready_s == (2.0, 9.0)
     assert slow.reads.slots == pytest.approx((64 / 160, 96 / 160))
     assert slow.gradients.ready_s == pytest.approx((22.0,))  # what waits longer is read first
-    learns = streams_of(four_responses(), pack, Seconds(), taken, by_group=False)
-    # Gradients from 2.0 to 10.0 keep the devices from reading.
-    assert learns.reads.ready_s == (2.0, 9.0) and learns.gradients.ready_s == (2.0, 10.0)
+    learns = streams_of(four_responses(), pack, pack, Seconds(), taken)
+    # Gradients of the second prompt keep the devices from 3.0 to 11.0.
+    assert learns.reads.ready_s == (2.0, 3.0, 9.0) and learns.gradients.ready_s == (3.0, 11.0)
 
 
 def test_nothing_is_placed_where_nothing_is_trained():

@@ -13,13 +13,15 @@ from tokenizer_files import BOS, write_tokenizer
 from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.model import RewardModel
-from pat_jax.rl.rewards.outcome import Cause
+from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.responses import Response, response_reader
 from pat_jax.rl.rewards.rewards import short_names
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
+from pat_jax.rl.rewards.shares import Alone
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.text.scored_text import check_template, scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -235,6 +237,23 @@ def test_where_every_text_is_too_long_the_run_ends_with_what_to_do(chat):
     words = pytest.raises(UserError, match=r"2 too_long.*raise --reward_model.max_length")
     with scorer_of(chat, Lengths(), max_length=3) as scorer, words:
         scorer.score(["p", "p"], ["a", "b"], {})
+
+
+def test_texts_that_fill_no_batch_wait_on_a_lane_until_they_are_asked_for(chat):
+    score = Lengths()
+    model = RewardModel(SPEC, chat, score, max_length=60, fills=lambda lengths: False)
+    with LaneThread("lane") as lane:
+        model.score_on(lane)
+        short, other = (model.submit([Response("p", text, {})], 1.0) for text in ("a", "b"))
+        assert not short.done() and score.batches == []
+        failed = model.submit([Response("p", "x" * 100, {})], 1.0)
+        assert isinstance(failed.result(0).scores[0], Failure)
+        model.ask()
+        assert short.result(30).scores and other.result(30).scores
+        last = model.submit([Response("p", "cc", {})], 1.0)
+        model.score_waiting(Alone())
+        assert last.done()
+    assert [len(batch) for batch in score.batches] == [2, 1]
 
 
 def test_a_score_that_is_no_number_fails_alone(chat):

@@ -1,6 +1,7 @@
 """Dynamic sampling: what is kept, what is drawn instead, and where it ends."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.run import collect
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
 from pat_jax.run.logging.completions import Completions
@@ -78,7 +80,9 @@ class Endless:
         return at.offset / (4 * WANTED)
 
 
-def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True):
+def collected(
+    teaches: list[bool], most: int, first: int = 0, train: bool = True, early: Any = None
+):
     config = RunConfig(
         train=train,
         rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
@@ -96,6 +100,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
             Progress(1),
             RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
+            early and (lambda prompts, step: early),
         )
         found = collector.collect(0, sampler, Stopwatch())
     return found, collector.totals.batches, sampler.iterations
@@ -132,3 +137,34 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
     assert found.measured["progress/tokens"] == 1000 + tokens
     assert found.measured["progress/epoch"] == 3 / 4
     assert "progress/epoch" not in Totals().metrics(None)
+
+
+class Events:
+    """Stands for early stages: what is asked of them, in order."""
+
+    gradients, columns = None, SimpleNamespace(columns={})
+
+    def __init__(self):
+        self.seen: list[str] = []
+
+    def add(self, index: int, ended: Rollout) -> None:
+        self.seen.append(f"add {index}")
+
+    def ask(self) -> None:
+        self.seen.append("ask")
+
+    def wait(self) -> None:
+        self.seen.append("wait")
+
+
+def test_lanes_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch):
+    early = Events()
+
+    def wait_for_rewards(*given: Any, wait=collect.wait_for_rewards) -> Any:
+        early.seen.append("rewards")
+        return wait(*given)
+
+    monkeypatch.setattr(collect, "wait_for_rewards", wait_for_rewards)
+    collected([True] * 3, 0, early=early)
+    ended = [f"add {i}" for i in range(WANTED * SAMPLES)]
+    assert early.seen == [*ended, "ask", "rewards", "wait"]

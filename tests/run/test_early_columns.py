@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
+from pat_jax.run.early_gradients import EarlyGradients, TrainedLane
+from pat_jax.training.summed_gradients import SummedGradients
+from pat_jax.training.trainer import Trainer
 
 
 def response(index: int) -> Rollout:
@@ -78,6 +83,43 @@ def test_responses_that_fill_nothing_wait_for_others():
         early.add(3, response(3))
         early.wait(4)
     assert sizes == [3, 1] and len(early.columns["sums"]) == 4
+
+
+def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
+    has_read = threading.Event()
+
+    def predict(rollouts: Sequence[Rollout]) -> Columns:
+        has_read.set()
+        return sums(rollouts)
+
+    with LaneThread("lane") as thread:
+        early = EarlyColumns([Lane(thread, predict, lambda some: False)])
+        early.add(0, response(0))
+        assert not has_read.is_set()
+        early.ask()
+        assert has_read.wait(30)
+        early.wait(1)
+
+
+def test_after_a_rollout_complete_groups_wait_for_no_others():
+    summed: list[list[int]] = []
+
+    def make_batch(groups: Sequence[int]) -> Any:
+        summed.append(list(groups))
+        return None, 0.0
+
+    def no_role(role: Trainer) -> SummedGradients:
+        raise AssertionError("the lane has no role")
+
+    with LaneThread("lane") as thread:
+        lanes = [TrainedLane(thread, [])]
+        early = EarlyGradients(lanes, 4, 1, make_batch, no_role, lambda groups: len(groups) >= 2)
+        for group in range(3):
+            early.note(group)
+        early.ask()
+        early.note(3)
+        early.wait()
+    assert sorted(chain(*summed)) == [0, 1, 2, 3] and sorted(summed[0])[:2] == [0, 1]
 
 
 def test_an_error_of_a_lane_ends_the_iteration():

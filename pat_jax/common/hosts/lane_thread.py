@@ -135,6 +135,9 @@ class _Followed(Generic[T]):
             self._missing += 1
             self._changed.notify_all()
 
+    def ask(self) -> None:
+        """The first process asks."""
+
     def wait(self) -> None:
         """Waits until all that was added is done. Raises whatever the function has raised."""
         with self._changed:
