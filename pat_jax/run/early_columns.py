@@ -45,7 +45,7 @@ class EarlyColumns:
     lanes: Sequence[Lane]
     on_read: Callable[[int], None] = lambda index: None  # called when a lane has read a response
     busy_seconds: float = 0.0  # of all lanes
-    waited_seconds: float = 0.0  # after the last response, for the columns
+    waited_seconds: float = 0.0  # after the rewards, for the columns
     columns: Columns = field(default_factory=dict)  # once all are there
     _lock: Lock = field(default_factory=Lock)
 
