@@ -7,7 +7,8 @@ Knows when responses end and how they are packed. Does not know roles.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -115,19 +116,14 @@ class _Queue:
             self._too_few = len(some)
             return None
         self.is_taken[some], self._too_few = True, 0
-        whole, old = self.whole, self.parts
+        whole = self.whole
         part = EndedParts(
             (float(self.ready_s[some].max()),),
             (packed.slots / whole.slots,),
             (sum(packed.pairs) / sum(whole.pairs),),
             (len(packed.shapes) / len(whole.shapes),),
         )
-        self.parts = EndedParts(
-            old.ready_s + part.ready_s,
-            old.slots + part.slots,
-            old.pairs + part.pairs,
-            old.micro + part.micro,
-        )
+        self.parts = EndedParts(*map(add, astuple(self.parts), astuple(part)))
         return sum(part.seconds(self.passes))
 
 

@@ -15,7 +15,7 @@ from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.ended_parts import streams_of
 from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.placed_size import part_of
+from pat_jax.profiling.capacity.placed_size import PlacedSize, part_of
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -204,6 +204,14 @@ def test_early_reads_have_each_prompt_as_often_as_responses():
     whole = shared(WORK).slots
     assert found.reads.slots == pytest.approx((64 / whole, 32 / whole, 64 / whole))
     assert found.gradients.slots == pytest.approx((64 / whole, 96 / whole))
+
+
+def test_only_early_reads_of_a_run_share_no_prompts(ppo: Placing):
+    build, options = ppo.question.build, ppo.question.options
+    size = PlacedSize.of(build, options, build.order.target)
+    work = Workload(np.full(16, 900), np.full(16, 50), 3072, np.zeros(16, int))
+    assert sum(size.packed(work).shared) > 0 == sum(size.packed_early(work).shared)
+    assert size.packed_early(work).slots > size.packed(work).slots
 
 
 def test_what_ends_while_devices_are_busy_is_used_together():

@@ -1,6 +1,7 @@
 """Columns that are predicted while others are still generated are those of all responses."""
 
 import threading
+import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -103,9 +104,12 @@ def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
 
 def test_after_a_rollout_complete_groups_wait_for_no_others():
     summed: list[list[int]] = []
+    has_last = threading.Event()
 
     def make_batch(groups: Sequence[int]) -> Any:
         summed.append(list(groups))
+        if 3 in groups:
+            has_last.set()
         return None, 0.0
 
     def no_role(role: Trainer) -> SummedGradients:
@@ -117,7 +121,10 @@ def test_after_a_rollout_complete_groups_wait_for_no_others():
         for group in range(3):
             early.note(group)
         early.ask()
+        while sum(map(len, summed)) < 3:
+            time.sleep(0.01)
         early.note(3)
+        assert has_last.wait(30)
         early.wait()
     assert sorted(chain(*summed)) == [0, 1, 2, 3] and sorted(summed[0])[:2] == [0, 1]
 
