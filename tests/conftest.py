@@ -3,6 +3,7 @@
 Runs before any test module is imported, and so before any backend starts.
 """
 
+import faulthandler
 import gc
 import logging
 import os
@@ -127,6 +128,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     until = float(os.environ.get("PAT_JAX_SLOW_UNTIL", "inf"))
     if item.get_closest_marker("slow") and time.time() > until:
         pytest.skip("left out: the hour of CI is nearly over")
+
+
+NOT_CAPTURED = pytest.StashKey[int]()  # a copy of stderr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NOT_CAPTURED] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that its timeout does not end, ends this process after another minute, and says where
+    all threads are: the signal of a timeout reaches neither native code nor what cleans up after it."""
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
+    stderr = item.config.stash[NOT_CAPTURED]
+    faulthandler.dump_traceback_later(seconds + 60, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_finish() -> None:

@@ -53,15 +53,18 @@ def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Process
 
 def in_each(found: list[ProcessGroup], do: Callable[[ProcessGroup], Any]) -> list[Any]:
     """What each process gives or raises."""
+    answers: dict[int, Any] = {}
 
-    def guarded(one: ProcessGroup) -> Any:
+    def answer(one: ProcessGroup) -> None:
         try:
-            return do(one)
+            answers[one.index] = do(one)
         except BaseException as error:
-            return error
+            answers[one.index] = error
 
-    with ThreadPoolExecutor(len(found)) as pool:
-        return list(pool.map(guarded, found))
+    begin_in_each(found, answer)
+    # A process that ends does nothing more, and others may wait for it.
+    wait_for(lambda: len(answers) == len(found), 120)
+    return [answers[one.index] for one in found]
 
 
 def begin_in_each(found: list[ProcessGroup], do: Callable[[ProcessGroup], Any]) -> None:
@@ -70,8 +73,8 @@ def begin_in_each(found: list[ProcessGroup], do: Callable[[ProcessGroup], Any]) 
         threading.Thread(target=do, args=(one,), daemon=True).start()
 
 
-def wait_for(is_so: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
+def wait_for(is_so: Callable[[], object], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < until
+        assert time.monotonic() < until, f"exit codes of what has ended: {_ends.codes}"
         time.sleep(0.01)
