@@ -109,7 +109,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Compile the engine's programs for the target; false counts shapes alone and takes seconds."""
     layers: Literal["few", "all"] = "few"
     """few compiles models of two and of four layers and extrapolates all numbers to the whole
-    model; all compiles the whole model."""
+    model, but for gradients and other passes of training; all compiles the whole model."""
     profile: str = ""
     """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
     from kernel times."""

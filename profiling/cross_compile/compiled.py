@@ -112,8 +112,8 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
     """The record of a program of a model with `layers`, compiled so, or at two smaller depths.
 
     Every number is extrapolated as affine in the layers. This is right for arguments, results,
-    products and sums. Temporaries are a maximum of sums. They may come out too small, never too
-    large, if another sum is the largest in a deep model than in the shallow ones.
+    products and sums. Temporaries are a maximum of sums, which need not be the same sum in a deep
+    model: they may come out too small or too large.
     """
     found = sorted(programs, key=lambda program: program.layers)
     whole = [program for program in found if program.layers == layers]

@@ -75,19 +75,20 @@ def test_an_order_with_roles_is_the_same_in_another_process():
     assert Order.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
-def test_each_role_has_programs_of_its_own_at_every_depth():
+def test_each_role_has_programs_of_its_own_and_its_passes_are_whole():
     others = {name: replace(x, num_layers=7) for name, x in OTHERS.items()}
     asked = Target.parse("h100:8"), CONFIG, replace(POLICY, num_layers=9)
     deep = Order.of(*asked, (2, 4), None, others)
     jobs = [job.record for job in of_training(TargetBuild(deep, jax.devices("cpu")[:8]))]
     found = [(x.role, x.name, x.layers) for x in jobs if x.role]
-    of_critic = [("critic", name, n) for n in (2, 4) for name in ("predict", "grad", "apply")]
-    of_reward = [("reward model", "predict", n) for n in (2, 4)]
-    assert sorted(found) == sorted(of_critic + of_reward)
+    passes = [("critic", "grad", 7), ("critic", "predict", 7), ("reward model", "predict", 7)]
+    assert sorted(found) == sorted([*passes, ("critic", "apply", 2), ("critic", "apply", 4)])
+    of_policy = [(x.name, x.layers) for x in jobs if not x.role]
+    assert sorted(of_policy) == [("apply", 2), ("apply", 4), ("grad", 9), ("predict", 9)]
     assert len({x.identity for x in jobs}) == 3 + 3 + 1
-    pair = [CompiledProgram("grad", jobs[0].split, role="critic", layers=n) for n in (2, 4)]
+    pair = [CompiledProgram("apply", jobs[0].split, role="critic", layers=n) for n in (2, 4)]
     assert at_depth(pair, deep.num_layers("critic")).layers == 7
-    assert str(pair[0]) == f"grad of the critic {jobs[0].split}"
+    assert str(pair[0]) == f"apply of the critic {jobs[0].split}"
     assert CompiledProgram.from_json(json.loads(json.dumps(pair[0].to_json()))) == pair[0]
 
 
