@@ -1,4 +1,4 @@
-"""What is counted of the training step, against the arithmetic of a transformer, and how it grows."""
+"""What is counted of the training step, against the arithmetic of a transformer."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import environment
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
@@ -77,10 +77,12 @@ def received(sent: Iterable[Collective]) -> Counter[str]:
 
 @pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
+@pytest.mark.parametrize("layers", [2, 6])
 @pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
-def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: str, tmp_path: Path):
-    """What models of two and of four layers say of one of six, against one of six."""
-    order = Order.of(Target.parse(text), config(4), replace(MODEL, num_layers=6), (2, 4, 6))
+def test_the_products_are_those_of_the_matrices(text: str, layers: int, tmp_path: Path):
+    """Gradients are compiled whole, whatever the depths of other programs."""
+    model = replace(MODEL, num_layers=layers)
+    order = Order.of(Target.parse(text), config(4), model, (1, 2))
     output = subprocess.run(
         [sys.executable, "-c", IN_ITS_PROCESS, str(tmp_path)],
         env=environment(order.target),
@@ -89,13 +91,6 @@ def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: s
         text=True,
         check=True,
     ).stdout
-    two, four, six = (CompiledProgram.from_json(json.loads(x)) for x in output.splitlines())
-    told = at_depth((two, four), 6)
-    for program in (two, four, six, told):
-        assert program.error is None
-        model = replace(MODEL, num_layers=program.layers)
-        check_arithmetic(program, model)
-    assert told.argument_bytes == six.argument_bytes
-    assert told.output_bytes == six.output_bytes
-    assert told.bytes_accessed == pytest.approx(six.bytes_accessed, rel=0.05)
-    assert told.temp_bytes == pytest.approx(six.temp_bytes, rel=0.15)
+    (program,) = (CompiledProgram.from_json(json.loads(x)) for x in output.splitlines())
+    assert program.error is None and program.layers == layers
+    check_arithmetic(program, model)
