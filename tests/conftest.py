@@ -141,10 +141,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test that its timeout does not end, ends this process after another minute, and says where
     all threads are: the signal of a timeout reaches neither native code nor what cleans up after it."""
-    marker = item.get_closest_marker("timeout")
-    seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
-    stderr = item.config.stash[NOT_CAPTURED]
-    faulthandler.dump_traceback_later(seconds + 60, exit=True, file=stderr)
+    marker, asked = item.get_closest_marker("timeout"), item.config.getoption("timeout")
+    everywhere = item.config.getini("timeout") if asked is None else asked
+    if seconds := marker.args[0] if marker else float(everywhere):  # 0: no timeout
+        stderr = item.config.stash[NOT_CAPTURED]
+        faulthandler.dump_traceback_later(seconds + 60, exit=True, file=stderr)
     try:
         return (yield)
     finally:
