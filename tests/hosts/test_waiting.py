@@ -1,9 +1,11 @@
 """A process whose main thread hangs, though it says that it is alive, ends all; a slow one does not."""
 
+import gc
+import sys
 import threading
 import time
 from functools import partial
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
 from joined import begin_in_each, companies, wait_for
@@ -147,6 +149,19 @@ def test_where_a_thread_is_in_our_code_and_whether_it_waits_for_devices():
     lock.release()
     thread.join()
     assert At().seen(thread.ident or 0) == At()
+
+
+def test_no_garbage_is_collected_while_a_thread_is_looked_at(monkeypatch):
+    """In Python 3.11 that could stop the whole process, or read a frame that is gone."""
+    look, was_enabled = sys._current_frames, list[bool]()
+
+    def watched() -> dict[int, FrameType]:
+        was_enabled.append(gc.isenabled())
+        return look()
+
+    monkeypatch.setattr(sys, "_current_frames", watched)
+    assert At().seen(threading.get_ident()).place
+    assert was_enabled == [False] and gc.isenabled()
 
 
 def test_less_patience_than_heartbeats_need_is_refused():

@@ -5,9 +5,12 @@ tell the last point that it reached and where it is in the program (`At`). A pro
 counts the seconds since that point was new. Does not know connections (`link.py`).
 """
 
+import gc
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
@@ -36,13 +39,14 @@ class At(NamedTuple):
 
     def seen(self, thread: int) -> "At":
         """Returns this with the line of our code that `thread` is at now."""
-        frame = innermost = sys._current_frames().get(thread)
-        while frame is not None and not _module(frame).startswith("pat_jax."):
-            frame = frame.f_back
-        if frame is None or innermost is None:
-            return self
-        place = f"{_module(frame)}:{frame.f_lineno} ({frame.f_code.co_name})"
-        on_devices = _module(innermost).partition(".")[0] in _DEVICES
+        with _without_collections():
+            frame = innermost = sys._current_frames().get(thread)
+            while frame is not None and not _module(frame).startswith("pat_jax."):
+                frame = frame.f_back
+            if frame is None or innermost is None:
+                return self
+            place = f"{_module(frame)}:{frame.f_lineno} ({frame.f_code.co_name})"
+            on_devices = _module(innermost).partition(".")[0] in _DEVICES
         return self._replace(place=place, is_on_devices=on_devices)
 
     @property
@@ -135,6 +139,25 @@ class Stall:
 
     def _sentence(self, who: str, where: str) -> str:
         return f"{who} come to nothing new for {self._patience_s:.0f} s{where}{_ADVICE}"
+
+
+_looks = threading.Lock()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keeps garbage from being collected while frames of other threads are looked at. Python 3.11
+    collects within `sys._current_frames` and `f_back`, and may run another thread meanwhile: then
+    the process stops for ever (https://github.com/python/cpython/issues/106883), or `f_back` reads
+    a frame that is gone."""
+    with _looks:  # else the first of two threads that ends would allow it to the other
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def _module(frame: FrameType) -> str:
