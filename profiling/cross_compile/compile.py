@@ -33,7 +33,8 @@ from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
 # Layers of the models that are compiled, by `--layers`; 0 is the whole model. The numbers of a
-# whole model are extrapolated from two shallow ones: they are affine in the layers.
+# whole model are extrapolated from two shallow ones: they are affine in the layers. Passes of training
+# are always compiled whole (`jobs.PASSES`).
 DEPTHS = {"few": (2, 4), "all": (0,)}
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")

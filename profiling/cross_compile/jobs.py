@@ -36,13 +36,14 @@ class CompileJob:
 def jobs_of(build: TargetBuild) -> list[CompileJob]:
     """All programs to compile, at every depth; passes of training whole (`PASSES`)."""
     order, found = build.order, []
-    whole = order.model.num_layers
     for layers in order.depths:
         found += _rollout_jobs(build, replace(order.model, num_layers=layers))
-    for layers in sorted({*order.depths, whole}) if order.config.train else ():
-        for job in _training_jobs(build, replace(order.model, num_layers=layers)):
-            depths = (whole,) if job.record.name in PASSES else order.depths
-            found += [job] if layers in depths else []
+    if order.config.train:
+        whole = _training_jobs(build, order.model.num_layers)
+        found += [job for job in whole if job.record.name in PASSES]
+        for layers in order.depths:
+            jobs = _training_jobs(build, layers)
+            found += [job for job in jobs if job.record.name not in PASSES]
     return found
 
 
@@ -95,11 +96,12 @@ def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
     return [Key("decode", split, rows, length, num_draft_tokens=num_draft_tokens)]
 
 
-def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
+def _training_jobs(build: TargetBuild, layers: int) -> list[CompileJob]:
     """Predictions, and forward and backward pass, of the longest rows; the optimizer's step; the
     transfer to the layouts with the least and the most TP."""
-    roles = build.roles(model)
-    return [*_policy_jobs(build, roles, model.num_layers), *_other_jobs(build, roles)]
+    model = replace(build.order.model, num_layers=layers)
+    roles = build.whole if model == build.order.model else build.roles(model)
+    return [*_policy_jobs(build, roles, layers), *_other_jobs(build, roles)]
 
 
 def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJob]:
