@@ -22,6 +22,7 @@ from pat_jax.commands.plan import question_of
 from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.schedule import scheduled
 
@@ -77,14 +78,23 @@ def without(iteration: Iteration, name: str) -> Iteration:
 
 
 def speed_up(
-    placing: Placing, name: str, changed: Callable[[Iteration], Iteration]
+    placing: Placing,
+    one: Candidate | None,
+    changed: Callable[[Iteration], Iteration],
+    passes: float = 1.0,
 ) -> float | None:
     """How many times as fast as flatten a placement is with other iterations than the planner
-    believes; None: it has no room."""
+    believes; None: it has no room.
+
+    Args:
+      passes: times that models take to read beside a rollout's tail of what is believed.
+    """
     seconds = []
-    for asked in ("flatten", name):
-        one = next((x for x in placing.every if x.name(placing.roles) == asked), None)
-        iterations = placing.best_iterations(one) if one else "not among the candidates"
+    for asked in (placing.flat, one):
+        if asked and asked.tail:
+            iterations = placing.with_tail(asked.tail, passes=passes) or "no tail"
+        else:
+            iterations = placing.best_iterations(asked) if asked else "not among the candidates"
         if isinstance(iterations, str):
             return None
         seconds.append(fmean(scheduled(changed(x)).seconds for x in iterations))
@@ -94,6 +104,7 @@ def speed_up(
 def measured(setting: Setting, data: Path, wrong: tuple[float, ...]) -> dict[str, Any]:
     placing = Placing(question_of(setting.config(data), ""))
     found = placing.placements()
+    streamed = next((x for x in placing.every if x.name(placing.roles) == STREAMED), None)
     shown = {x.name: x.seconds or x.refusal for x in found.shown()}
     return {
         "of_a_device": setting.of_a_device,
@@ -101,12 +112,14 @@ def measured(setting: Setting, data: Path, wrong: tuple[float, ...]) -> dict[str
         "reason": found.reason,
         "times_as_fast": 1 + found.gain(found.chosen),
         "with_passes": {
-            str(times): speed_up(placing, found.chosen.name, partial(with_passes, times=times))
+            str(times): speed_up(
+                placing, found.chosen.candidate, partial(with_passes, times=times), times
+            )
             for times in wrong
         },
         # As in a run whose KL is in the loss, or that has none.
         "streamed_without_old_logprobs": speed_up(
-            placing, STREAMED, partial(without, name="log-probabilities of the policy")
+            placing, streamed, partial(without, name="log-probabilities of the policy")
         ),
         "bound": found.chosen.bound,
         "seconds": shown,

@@ -109,7 +109,7 @@ def _of_processes(devices: Sequence[Device]) -> list[int]:
 def _options(chosen: Candidate, roles: Collection[PlacedRole]) -> PlacementConfig:
     """Returns a candidate as options of a run that has `roles`."""
     if chosen.placement.is_flat:
-        return PlacementConfig()
+        return PlacementConfig(tail=chosen.tail)
     if name := chosen.known_name(roles):
         return PlacementConfig(name, chosen.overlap)
     places = chosen.placement.places

@@ -14,7 +14,8 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.device.decode.nan_search import where_nans_start
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.record.report import DraftSums, RolloutReport
+from pat_jax.engine.record.draft_sums import DraftSums
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel, StreamedLengths

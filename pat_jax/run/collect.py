@@ -4,6 +4,7 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,7 +177,8 @@ class Collector:
             scoring.add(index, ended)
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
-            groups, report = generator.rollout(prompts, number, on_finish, kept)
+            beside = early.tail.reading if early and early.tail else nullcontext
+            groups, report = generator.rollout(prompts, number, on_finish, kept, beside)
         if early:
             early.ask()
         responses = [one for group in groups for one in group.rollouts]

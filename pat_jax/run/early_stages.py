@@ -20,6 +20,7 @@ from pat_jax.rl.rewards.weighted_sum import weighted_sum
 from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.early_gradients import EarlyGradients
 from pat_jax.run.lanes import Lanes
+from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
 
@@ -56,13 +57,14 @@ class EarlyStages:
     prompts: Sequence[Prompt]
     size: int
     step: int
+    tail: TailReads | None = None  # reads once the rollout has left half of the devices
     scoring: Scoring[Rollout] | None = None  # of the rewards, once it has begun
     _ended: dict[int, Rollout] = field(default_factory=dict)
 
     def __post_init__(self):
         self.gradients = self._gradients()
         on_read = self.note if self.gradients else lambda index: None
-        self.columns = EarlyColumns(self.lanes.readers, on_read)
+        self.columns = self.tail or EarlyColumns(self.lanes.readers, on_read)
 
     def add(self, index: int, ended: Rollout) -> None:
         """Adds the response `index`, which has ended."""

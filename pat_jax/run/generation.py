@@ -1,6 +1,7 @@
 """Turns prompts into groups of responses, and teaches the planner from their lengths."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +12,7 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.timeline import stage
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.engine import RolloutEngine, Tail
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
@@ -34,6 +35,19 @@ TRAIN, EVAL = 0, 1  # streams of sampling keys
 OnFinish = Callable[[int, Rollout], None]
 
 
+@dataclass(frozen=True)
+class RolloutTail:
+    """Where the last responses of training rollouts continue."""
+
+    engine: RolloutEngine
+    planner: Planner
+    at: int  # responses left
+
+    @property
+    def layout(self) -> Layout:
+        return next(iter(self.engine.layouts.values()))
+
+
 @dataclass
 class Generator:
     """The rollout stage of one run."""
@@ -46,9 +60,12 @@ class Generator:
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
     earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
+    tail: RolloutTail | None = None
+    _params: Params | None = None  # that were loaded
 
     def load(self, params: Params) -> None:
         """Transfers the policy to the engine: the next rollout samples from it."""
+        self._params = params
         layout = self._first_layout()
         head = None if self.exit_head is None else self.exit_head.head
         devices = {*self.trainer.layout.devices, *layout.devices}
@@ -68,6 +85,12 @@ class Generator:
         return self.engine.layouts[start]
 
     @property
+    def params(self) -> Params:
+        """The parameters that were loaded."""
+        assert self._params is not None, "no policy has been loaded"
+        return self._params
+
+    @property
     def policy(self) -> int:
         """Checksum of the weights that were loaded."""
         assert self.trainer.transfer.sent is not None, "no policy has been loaded"
@@ -83,10 +106,12 @@ class Generator:
         iteration: int,
         on_finish: OnFinish,
         kept: Batch | None = None,
+        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> tuple[list[RolloutGroup], RolloutReport]:
         """Samples a group of responses to each prompt.
 
         Args:
+          beside: entered while the last responses continue on half of the devices.
           kept: the batch's journal: responses on disk are taken from it, the others written to it.
           on_finish: called with each response as soon as it ends, and with its index among the
             responses of all groups.
@@ -96,13 +121,16 @@ class Generator:
         ids = np.array([request.prompt_id for request in requests])
         report, rollouts = RolloutReport(), dict[int, Rollout]()
 
+        every, running = range(len(requests)), ExitStack()
+        tail = self._tail(running, beside)
+
         def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
             asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
-            for i, done in self._generate(asked, report, expected, self.earlier):
+            for i, done in self._generate(asked, report, expected, self.earlier, tail):
                 yield places[i], done
 
-        every = range(len(requests))
-        with stage(stage_names.ROLLOUT, self.engine.mesh.devices.flat):
+        with running:
+            running.enter_context(stage(stage_names.ROLLOUT, self.engine.mesh.devices.flat))
             for i, done in kept.completions(requests, ask) if kept else ask(every):
                 rollouts[i] = to_rollout(prompts[i // size], i % size, done)
                 on_finish(i, rollouts[i])
@@ -113,6 +141,29 @@ class Generator:
             for i, prompt in enumerate(prompts)
         ]
         return groups, report
+
+    def _tail(
+        self, running: ExitStack, beside: Callable[[], AbstractContextManager[None]]
+    ) -> Tail | None:
+        """Returns where a rollout's last responses continue.
+
+        Args:
+          running: what is entered while the rollout runs.
+        """
+        if (tail := self.tail) is None:
+            return None
+
+        def begin() -> None:
+            running.close()
+            self.engine.release_weights()
+            with stage(stage_names.TRANSFER, self.engine.mesh.devices.flat):
+                params = self.trainer.transfer(self.params, tail.layout)
+            tail.engine.set_weights(params, tail.layout)
+            running.callback(tail.engine.release_weights)
+            running.enter_context(beside())
+            running.enter_context(stage(stage_names.ROLLOUT, tail.engine.mesh.devices.flat))
+
+        return Tail(tail.engine, tail.planner, tail.at, begin)
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yields the responses of an evaluation as they end; their lengths teach the planner
@@ -129,15 +180,18 @@ class Generator:
         report: RolloutReport,
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
+        tail: Tail | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """Yields the responses as they end. Raises UserError at the end if some could not be
         sampled."""
+        if self.engine.layout is None:  # the rollout before has ended in another engine
+            self.load(self.params)
         # Whatever layout the last rollout ended in: so an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reshard(first)
         stream = self.engine.stream(
-            requests, self.planner, report, expected=expected, earlier=earlier
+            requests, self.planner, report, expected=expected, earlier=earlier, tail=tail
         )
         advice = "go back to an earlier checkpoint, or lower --optimizer.learning_rate"
         yield from sampled(stream, len(requests), advice)
@@ -148,6 +202,8 @@ class Generator:
         prompt = np.array([rollout.prompt.id for rollout in rollouts])
         self.lengths = self.lengths.updated(lengths, is_cut, prompt)
         self.planner.observe_rollout(self.lengths)
+        if self.tail:
+            self.tail.planner.observe_rollout(self.lengths)
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:

@@ -15,7 +15,7 @@ import numpy as np
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
-from pat_jax.rl.batches.packing import fills
+from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
 from pat_jax.run.early_gradients import TrainedLane
@@ -67,7 +67,7 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
                     judge.scores.score_on(thread)
                     threads.callback(judge.scores.score_on, None)
             if reads := [x for x in readers if x.devices <= group]:
-                read = partial(_predict, setup.roles, reads)
+                read = partial(predicted, reads, setup.roles.micro_shapes)
                 lanes.readers.append(Lane(thread, read, partial(_fill, setup.roles)))
             if roles := [role for place, role in trained if place <= group]:
                 lanes.trained.append(TrainedLane(thread, roles))
@@ -86,18 +86,27 @@ def _finish(threads: Sequence[LaneThread]) -> None:
         thread.finish()
 
 
-def _predict(
-    roles: Roles, reads: Sequence[Prediction], rollouts: Sequence[Rollout]
+def predicted(
+    reads: Sequence[Prediction],
+    micro_shapes: Sequence[Shape],
+    rollouts: Sequence[Rollout],
+    *,
+    shares_prompts: bool = False,
 ) -> dict[str, list[np.ndarray]]:
-    batch = to_read_batch(rollouts, roles.micro_shapes)
+    """Returns the columns of some responses, by name."""
+    batch = to_read_batch(rollouts, micro_shapes, shares_prompts=shares_prompts)
     for one in reads:
         batch = one.added_to(batch)
     return {one.column: batch.by_response(one.column) for one in reads}
 
 
 def _fill(roles: Roles, rollouts: Sequence[Rollout]) -> bool:
-    lengths = [len(one.prompt.tokens) + len(one.tokens) for one in rollouts]
-    return fills(lengths, roles.micro_shapes)
+    return fills([length_of(one) for one in rollouts], roles.micro_shapes)
+
+
+def length_of(one: Rollout) -> int:
+    """Returns the tokens of a prompt and its response."""
+    return len(one.prompt.tokens) + len(one.tokens)
 
 
 def _joined(places: Sequence[frozenset]) -> list[frozenset]:

@@ -50,7 +50,8 @@ from pat_jax.run.start.chosen_placement import ChosenPlacement
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
 from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts
-from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
+from pat_jax.run.start.prepare import cost_planner, frozen, rollout_tail, warm_up
+from pat_jax.run.tail_reads import TailReads
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ class Run:
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
         lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
         self.late = LateUpdates(self, lanes.late) if lanes.late else None
-        early = partial(self.early_stages, lanes) if lanes.readers or lanes.trained else None
+        has_early = lanes.readers or lanes.trained or setup.tail
+        early = partial(self.early_stages, lanes) if has_early else None
         self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
         self.evaluator = Evaluator(config, setup.task.heldout, read, *parts)
@@ -225,7 +227,11 @@ class Run:
     def early_stages(self, lanes: Lanes, prompts: Sequence[Prompt], step: int) -> EarlyStages:
         """Returns what is done with the responses to these prompts as they end."""
         learning = self.learner.early_learning if lanes.trained else None
-        return EarlyStages(lanes, learning, prompts, self.config.rollout.num_generations, step)
+        size, tail = self.config.rollout.num_generations, None
+        if self.setup.tail:
+            made_of = self.config, self.setup.roles, self.setup.tail
+            tail = TailReads.of_run(*made_of, self.learner.states)
+        return EarlyStages(lanes, learning, prompts, size, step, tail)
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:
@@ -245,6 +251,7 @@ class Run:
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(first) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
             self.lazy = LazyLayouts(setup, planner, warmup, first)
+        tail = rollout_tail(config, setup, lengths, self.weights_in)
         head, params = self.learner.exit_head, self.learner.state.params
         self.generator = Generator(
             setup.engine,
@@ -255,6 +262,7 @@ class Run:
             lengths,
             head and head.trainer,
             self.earlier and self.earlier.responses,
+            tail,
         )
         self.generator.load(params)
         self.generator.compare(params)

@@ -5,6 +5,7 @@ Knows options and checkpoints. Does not know when responses are scored, nor how 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,10 +51,16 @@ class RewardRole:
     name: str  # a directory, or a name on the Hub
     reader: Reader
     scores: RewardModel
+    scorer_in: Callable[[Layout], TextScorer]  # another one of this model, without weights
 
     def check_weights(self) -> None:
         """Raises UserError if the weights of a Hub model cannot be downloaded or do not fit."""
         check_weights(self.name, "reward", head=None)
+
+    def present(self, states: object) -> Any:
+        """The parameters, which are the same in each state of trained roles."""
+        del states
+        return self.reader.params
 
     def load(self) -> None:
         """Loads the weights into their shards."""
@@ -86,7 +93,9 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
     scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
     given: Any = {"max_length": max_length, "pad_id": found.pad_id, "fills": scorer.fills}
-    return RewardRole(name, scorer.reader, RewardModel(spec, found.tokenizer, scorer, **given))
+    scores = RewardModel(spec, found.tokenizer, scorer, **given)
+    again = partial(scorer_in, options, texts, scorer.reader.held.policy)
+    return RewardRole(name, scorer.reader, scores, again)
 
 
 class Texts(NamedTuple):
@@ -122,11 +131,19 @@ class FoundRewardModel:
         policy = Policy.from_config(padded_for(devices, self.shape))
         least = least_tp(devices, policy.config, fsdp_size=fsdp_size)
         layout = with_usable_kernels(least, policy.config, page_size=page_size, dtype=DTYPES[dtype])
-        micro_shapes = _micro_shapes(options, texts, layout)
-        held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-        functions = frozen_functions(policy, layout, dtype)
-        predictor = Predictor(functions, policy.config.vocab_size)
-        return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
+        return scorer_in(options, texts, policy, layout)
+
+
+def scorer_in(
+    options: RewardModelOptions, texts: Texts, policy: Policy, layout: Layout
+) -> TextScorer:
+    """Returns the `TextScorer` of a model in this layout. Nothing is compiled or loaded yet."""
+    dtype = settled_dtype(options.dtype, layout.platform, is_checkpoint=True)
+    micro_shapes = _micro_shapes(options, texts, layout)
+    held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
+    functions = frozen_functions(policy, layout, dtype)
+    predictor = Predictor(functions, policy.config.vocab_size)
+    return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
 
 
 def find_reward_model(

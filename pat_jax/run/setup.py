@@ -49,6 +49,7 @@ from pat_jax.run.start.places import Places
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.start.tail import TailModels, build_tail
 from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
@@ -83,6 +84,7 @@ class Setup:
     reward_models: RewardModels
     critic: CriticModel | None
     places: Places
+    tail: TailModels | None  # of the end of rollouts; None: they stay on all devices
 
     @property
     def trainer(self) -> Trainer:
@@ -174,6 +176,8 @@ def _built(
         if len(kept) < len(layouts):
             layouts, roles = kept, models.build(config, kept)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
+    made_of = places, placed, roles, rollouts, reward_models
+    tail = build_tail(config, *made_of, task.tokenizer.eos_ids)
     return Setup(
         config,
         task,
@@ -192,6 +196,7 @@ def _built(
         reward_models,
         critic,
         places,
+        tail,
     )
 
 

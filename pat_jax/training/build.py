@@ -112,6 +112,20 @@ def predictor_of(config: RunConfig, policy: Policy, layout: Layout) -> Predictor
     )
 
 
+def values_predictor(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
+    """Returns the `Predictor` of a critic's values."""
+    # Recorded experts are the policy's. A critic's routers choose their own.
+    functions = functions_of(config, policy, layout, router_replay=False)
+    return Predictor(functions, policy.config.vocab_size)
+
+
+def teacher_predictor(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
+    """Returns the `Predictor` of a teacher's log-probabilities, at the rollout's temperature."""
+    functions = frozen_functions(policy, layout, config.compute_dtype)
+    sizes = config.rollout.temperature, logit_tokens(policy, layout)
+    return Predictor(functions, policy.config.vocab_size, *sizes)
+
+
 def functions_of(
     options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = True
 ) -> ModelFunctions:

@@ -17,13 +17,11 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.algorithm.optimizer import make_optimizer
-from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import (
     DTYPES,
-    functions_of,
     micro_shapes,
     new_adapters,
     optimizer_of,
@@ -31,6 +29,7 @@ from pat_jax.training.build import (
     predictor_of,
     rollout_policy,
     trained_of,
+    values_predictor,
 )
 from pat_jax.training.carrier import Carrier
 from pat_jax.training.drafter_state import drafter_state
@@ -135,10 +134,8 @@ def _near(layout: Layout, trees: Any) -> list[Any]:
 def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> Trainer:
     """Returns the trainer of the critic, which is sent to no rollout."""
     policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
-    # Recorded experts are the policy's. A critic's routers choose their own.
-    functions = functions_of(config, policy, layout, router_replay=False)
     update = Update(
-        Predictor(functions, policy.config.vocab_size),
+        values_predictor(config, policy, layout),
         optimizer_of(config.critic_optimizer, config.critic_updates),
         ValueLoss(config.algorithm.value_clip),
     )

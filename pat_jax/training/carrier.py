@@ -69,9 +69,13 @@ def _cuts(layout: Layout) -> tuple[int, ...]:
 
 
 def carried(tree: Any, shardings: Any) -> Any:
-    """Brings arrays to other devices, and frees the old buffers. With several processes, each shard
-    must be one that a device of the same process holds."""
+    """Brings arrays to other devices, or to some of theirs, and takes them over. With several
+    processes, each shard must be one that a device of the same process holds."""
     first, *_ = leaves = jax.tree.leaves(tree)
+    target, *_ = jax.tree.leaves(shardings)
+    if not first.sharding.device_set.isdisjoint(target.device_set):
+        # On the same devices buffers are taken over. Those of others are freed with `tree`.
+        return jax.device_put(tree, shardings)
     if first.sharding.is_fully_addressable:
         return moved(tree, shardings)
     there = copied_inside(leaves, jax.tree.leaves(shardings))

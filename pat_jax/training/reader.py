@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
@@ -93,6 +95,12 @@ class Reader:
     def take(self, params: Params) -> None:
         """Copies these parameters, to the reader's dtype and shards."""
         self.params = copied_to(params, self.abstract_params)
+
+    def release(self) -> None:
+        """Frees the parameters."""
+        for leaf in jax.tree.leaves(self._params):
+            leaf.delete()
+        self._params = None
 
     def read(self, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the reader's column, or with the likeliest tokens."""

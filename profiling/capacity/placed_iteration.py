@@ -6,11 +6,14 @@ Knows what each role does in an iteration. Does not know when.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from pat_jax.planning import stage_names
 from pat_jax.planning.placement import PlacedRole, Positions
 from pat_jax.profiling.capacity.ended_parts import EndedParts, Streams, streams_of
 from pat_jax.profiling.capacity.placed_rollouts import Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
+from pat_jax.profiling.capacity.placed_tail import Half, with_tail
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.factors import Factors, StageSeconds
@@ -39,6 +42,48 @@ class PlacedIterations:
     def of(self, candidate: Candidate, rollouts: Rollouts) -> list[Iteration]:
         """Returns the iterations of a series of rollouts under a candidate."""
         return [self._one(candidate, rollouts, i) for i in range(len(rollouts.done))]
+
+    def with_tail(
+        self, candidate: Candidate, rollouts: Rollouts, half: Half
+    ) -> tuple[list[Iteration], float] | None:
+        """Returns the iterations of rollouts with a tail, and the mean seconds in which they differ
+        from those without; None: a rollout has none."""
+        found, differs_s = list[Iteration](), 0.0
+        places = candidate.placement.places
+        for number, done in enumerate(rollouts.done):
+            if (tail := with_tail(done, candidate.tail, half)) is None:
+                return None
+            flat = self._one(candidate, rollouts, number)
+            rest = done.workload.only(np.flatnonzero(~tail.is_read))
+            left = self._of_rest(len(places["rollout"]), rest)
+            hidden_s = sum(stage.total_s for stage in flat.stages if stage.name in left)
+            hidden_s -= sum(left.values())
+            stages = (
+                replace(stage, seconds=(left.get(stage.name, stage.total_s),))
+                for stage in flat.stages
+            )
+            found.append(Iteration(flat.devices, tail.rollout_s, tuple(stages)))
+            differs_s += abs(tail.added_s) + abs(hidden_s)
+        return found, differs_s / len(found)
+
+    def reads_s(self, count: int, workload: Workload) -> float:
+        """Seconds in which models on `count` devices read responses as they end."""
+        size = self.sizes[count]
+        return sum(self._read_s(size, size.packed(workload)).values())
+
+    def _of_rest(self, count: int, rest: Workload) -> dict[str, float]:
+        """Seconds in which all devices read what was not read before, by stage."""
+        size = self.sizes[count]
+        if rest.size:
+            return self._read_s(size, size.packed(rest))
+        return {stage_names.predictions(what, name): 0.0 for name, what in size.reads.items()}
+
+    def _read_s(self, size: PlacedSize, packed: Packed) -> dict[str, float]:
+        found = dict[str, float]()
+        for name, seconds in size.reading(packed).items():
+            what = stage_names.predictions(size.reads[name], name)
+            found[what] = self.factors.of(what) * seconds.total + size.moves_s.get(name, 0.0)
+        return found
 
     def scaled(self, measured: StageSeconds, rollouts: Rollouts) -> "PlacedIterations":
         """Returns the iterations whose stages take as long on all devices as was measured.

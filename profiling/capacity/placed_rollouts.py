@@ -16,6 +16,7 @@ from pat_jax.profiling.capacity.question import Question, machine_of
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.simulate.comparison import Replayed, adaptive_rollouts
+from pat_jax.profiling.simulate.machine import Machine
 
 PARTS = 128  # of a device's memory: bytes of waiting models are rounded up to whole ones
 
@@ -66,6 +67,18 @@ class PlacedRollouts:
         return found
 
     def _replayed(self, whole: TargetBuild, resident: int) -> Rollouts | str:
+        machine = self.machine(whole, resident)
+        if isinstance(machine, str):
+            return machine
+        done = list(adaptive_rollouts(machine, self.question.lengths, self.question.series))
+        first, memory = done[0].first, machine.memory
+        assert memory is not None, "that of the target"
+        held = max(memory.weights[split] + memory.pool(split) for split in machine.splits)
+        return Rollouts(done, first, memory.weights[first], held)
+
+    def machine(self, whole: TargetBuild, resident: int) -> Machine | str:
+        """Returns the machine of rollouts on the devices of `whole`, or why they have no room. The
+        arguments are those of `of`."""
         build = _beside(whole, resident)
         if build is None:
             return f"models that wait take {resident / GIB:.3g} GiB of a device"
@@ -80,12 +93,7 @@ class PlacedRollouts:
         if not used or needs.held(best) > needs.usable:
             lacking = (needs.held(best) - needs.usable) / GIB
             return f"a rollout needs {lacking:.3g} GiB more of a device than is left in {best}"
-        asked = replace(self.question, build=build, costs=costs)
-        machine = machine_of(asked, used)
-        done = list(adaptive_rollouts(machine, asked.lengths, asked.series))
-        first, memory = done[0].first, build.memory
-        held = max(memory.weights[split] + memory.pool(split) for split in used)
-        return Rollouts(done, first, memory.weights[first], held)
+        return machine_of(replace(self.question, build=build, costs=costs), used)
 
     def _costs(self, build: TargetBuild) -> SourcedLatency | str:
         question, target = self.question, build.order.target
@@ -113,6 +121,5 @@ def _beside(whole: TargetBuild, resident: int) -> TargetBuild | None:
         return None
     config = whole.order.config
     rollout = replace(config.rollout, device_memory_gib=left / GIB)
-    return by_arithmetic(
-        replace(whole.order, config=replace(config, train=False, rollout=rollout), others={})
-    )
+    alone = replace(config, train=False, rollout=rollout, lora=replace(config.lora, rank=0))
+    return by_arithmetic(replace(whole.order, config=alone, others={}))

@@ -191,6 +191,14 @@ class PlacedSize:
             found[name] = RoleBytes(between, visiting, gradients, temporaries)
         return found
 
+    @cached_property
+    def copies(self) -> int:
+        """Bytes of a device for copies of the models that read before an update."""
+        whole = self.build.whole
+        trained = {("policy" if x is whole.policy else CRITIC): x for x in whole.trained}
+        held = {**whole.readers, **trained}
+        return sum(shard_bytes(held[name].abstract_params) for name in self.reads)
+
     def _of_readers(self) -> Iterator[tuple[str, RoleBytes]]:
         for name, reader in self.build.whole.readers.items():
             resident, visiting = shard_bytes(reader.resident), shard_bytes(reader.visiting)

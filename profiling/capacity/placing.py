@@ -6,9 +6,9 @@ alike, as a run cuts its processes.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 
 from pat_jax.config.run import RunConfig
@@ -17,6 +17,7 @@ from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
 from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
 from pat_jax.profiling.capacity.placed_rollouts import PlacedRollouts, Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, placed_role, sized
+from pat_jax.profiling.capacity.placed_tail import LEFT, Half
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.resting import with_rest
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
@@ -69,6 +70,8 @@ class Placing:
                 break
             found.append(self.best(one))
         can_stream = any(one.overlap == "gradients" for one in every)
+        tails = [one for world in self._worlds for one in world.tails]
+        found += sorted(tails, key=lambda one: one.seconds or math.inf)[:1]
         sources, rest = self._sources, (can_stream, len(every), self._num_cuts)
         return Placements((*named, *found), ERROR, *rest, sources)
 
@@ -139,15 +142,21 @@ class Placing:
 
     def priced(self, one: Candidate, *, is_alone: bool = False) -> Priced:
         """Prices a candidate; the arguments are those of `iterations`."""
-        name, rollouts = one.name(self.roles), self._rollouts(one, is_alone=is_alone)
+        rollouts = self._rollouts(one, is_alone=is_alone)
         if isinstance(rollouts, str):
+            name = one.name(self.roles)
             memory = () if self._lacks_size(one) else tuple(memory_of(one, self._sizes, 0))
             return Priced(name, memory, one, refusal=rollouts, is_named=self.is_named(one))
-        done = [scheduled(each) for each in self._priced.of(one, rollouts)]
+        return self._scheduled(one, rollouts, self._priced.of(one, rollouts))
+
+    def _scheduled(
+        self, one: Candidate, rollouts: Rollouts, iterations: Sequence[Iteration]
+    ) -> Priced:
+        done = [scheduled(each) for each in iterations]
         path = mean_path(done)
         bound = max(path, key=lambda stage: path[stage])
         return Priced(
-            name,
+            one.name(self.roles),
             tuple(memory_of(one, self._sizes, rollouts.held)),
             one,
             fmean(each.seconds for each in done),
@@ -157,6 +166,70 @@ class Placing:
             is_named=self.is_named(one),
             rest="host" if self.question.run.roles.rest == "host" else "device",
         )
+
+    def with_tail(self, left: int, *, passes: float = 1.0) -> list[Iteration]:
+        """Returns the iterations of flatten whose rollouts have a tail from `left` responses on,
+        with models waiting where it is faster; empty: there is no tail.
+
+        Args:
+          passes: times that models take to read of what is believed.
+        """
+        tails = [tail[0] for x in self._worlds if (tail := x._tail(left, passes)) is not None]
+        return min(tails, default=[], key=lambda x: fmean(scheduled(one).seconds for one in x))
+
+    def _tail(self, left: int, passes: float = 1.0) -> tuple[list[Iteration], float] | None:
+        """The iterations with a tail, and the seconds in which they differ from those of flatten;
+        None: there is no tail."""
+        if self._tail_parts is None:
+            return None
+        rollouts, half = self._tail_parts
+        slower = replace(half, reads_s=lambda work: passes * half.reads_s(work))
+        return self._priced.with_tail(replace(self.flat, tail=left), rollouts, slower)
+
+    @property
+    def flat(self) -> Candidate:
+        """All models on all devices."""
+        return next(one for one in self.every if one.placement.is_flat)
+
+    @property
+    def tails(self) -> Iterator[Priced]:
+        """Flatten with each tail, models waiting where the question says."""
+        for left in LEFT:
+            if (tail := self._tail(left)) is not None and self._tail_parts is not None:
+                one = replace(self.flat, tail=left)
+                priced = self._scheduled(one, self._tail_parts[0], tail[0])
+                yield replace(priced, differs_s=tail[1])
+
+    @cached_property
+    def _tail_parts(self) -> tuple[Rollouts, Half] | None:
+        """Rollouts on all devices, and what works in their tails; None: they have none."""
+        count = len(self.flat.placement.places["rollout"])
+        # Halves of a power of two have its layouts.
+        if self._num_cuts > 1 or count.bit_count() != 1 or not self._may_have_tail:
+            return None
+        rollouts, held = self._rollouts(self.flat, is_alone=False), waiting(self.flat, self._sizes)
+        if isinstance(rollouts, str) or count // 2 not in self._sizes:
+            return None
+        whole, half = self._sizes[count], self._sizes[count // 2]
+        machine = self._replays.machine(half.build, held)
+        if isinstance(machine, str) or held + half.copies > self.question.build.limit:
+            return None
+        assert machine.memory is not None, "that of the target"
+        widest = max(machine.splits, key=lambda split: split.tp)
+        weights, chip = machine.memory.weights[widest], whole.target.chip
+        moved_s = whole.update.transfer(rollouts.first, weights).total
+        moved_s += (weights + half.copies) / chip.link_bytes_s
+        reads_s = partial(self._priced.reads_s, count // 2)
+        return rollouts, Half(replace(machine, splits=(widest,)), count // 2, moved_s, reads_s)
+
+    @property
+    def _may_have_tail(self) -> bool:
+        """Whether a run with these options may ask for a tail (`run/start/tail.py`)."""
+        order, run = self.question.build.order, self._run
+        adapters = run.lora.is_on or run.critic.lora.is_on
+        is_plain = order.model.experts is None and not self.question.costs.drafts.is_generated
+        is_told = run.deterministic or run.teacher.top_k > 0
+        return bool(self._whole.reads) and is_plain and not (adapters or is_told)
 
     def _rollouts(self, one: Candidate, *, is_alone: bool) -> Rollouts | str:
         if lacking := self._lacks_size(one):

@@ -33,16 +33,18 @@ class Candidate:
 
     placement: Placement
     overlap: Overlap = "none"
+    tail: int = 0  # responses left at which a rollout goes to half of the devices; 0: it stays
 
     @property
     def key(self) -> tuple[object, ...]:
-        return tuple(self.placement.places[role] for role in ROLES), self.overlap
+        return tuple(self.placement.places[role] for role in ROLES), self.overlap, self.tail
 
     def name(self, roles: Collection[PlacedRole]) -> str:
         """The placement's name, or the devices of each of `roles`; and the overlap, if any."""
         overlap = "" if self.overlap == "none" else f", {self.overlap}"
+        tail = f", tail {self.tail}" * (self.tail > 0)
         found = self._places(roles)
-        return f"{self.known_name(roles) or described(found)}{overlap}"
+        return f"{self.known_name(roles) or described(found)}{overlap}{tail}"
 
     def known_name(self, roles: Collection[PlacedRole]) -> PlacementName | None:
         """The name of a placement that gives `roles` the same devices; None: there is none."""

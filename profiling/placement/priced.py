@@ -41,10 +41,17 @@ class Priced:
     refusal: str = ""  # why it cannot run
     is_named: bool = False  # flatten, interleave or separate
     rest: Literal["device", "host"] = "device"  # where models wait that no stage needs
+    # Seconds in which it differs from flatten, one way or the other; None: in all it has.
+    differs_s: float | None = None
 
     @property
     def num_parts(self) -> int:
         return len(self.memory)
+
+    def at_worst(self, error: float) -> float:
+        """Seconds if its prices are too low by `error`, and those of flatten are right."""
+        assert self.seconds is not None, "it can run"
+        return self.seconds + error * (self.seconds if self.differs_s is None else self.differs_s)
 
 
 @dataclass(frozen=True)
@@ -75,21 +82,16 @@ class Placements:
     def fastest(self) -> Priced | None:
         """The fastest candidate; of several that are about as fast, the one with the fewest
         parts."""
-        usable = [(one, one.seconds) for one in self.candidates if one.seconds is not None]
-        if not usable:
-            return None
-        least = min(seconds for _, seconds in usable)
-        alike = [pair for pair in usable if pair[1] <= (1 + ALIKE) * least]
-        return min(alike, key=lambda pair: (pair[0].num_parts, pair[1]))[0]
+        return _fastest(self.candidates)
 
     @property
     def chosen(self) -> Priced:
         """The placement of `--placement auto`: flatten, unless another one is faster by more than
         prices may be wrong, or flatten has no room."""
-        fastest = self.fastest
-        if fastest is None or (self.flatten.seconds and self.gain(fastest) <= self.error):
-            return self.flatten
-        return fastest
+        usable, now = [x for x in self.candidates if x.seconds is not None], self.flatten.seconds
+        if now is not None:
+            usable = [one for one in usable if one.at_worst(self.error) < now]
+        return _fastest(usable) or self.flatten
 
     def gain(self, one: Priced) -> float:
         """Returns by which share of its own time flatten takes longer than this candidate; 0 if
@@ -107,9 +109,12 @@ class Placements:
         if self.flatten.seconds is None:
             return f"{chosen.name}: flatten has no room ({self.flatten.refusal})."
         if chosen is not self.flatten:
+            more = f"more than the {percent(self.error)} that prices may be wrong"
+            if chosen.differs_s is not None:
+                more = f"even if prices of all that differs are wrong by {percent(self.error)}"
             return (
                 f"{chosen.name}: an iteration is predicted to be {1 + self.gain(chosen):.2f} times as fast as "
-                f"with flatten, more than the {percent(self.error)} that prices may be wrong."
+                f"with flatten, {more}."
             )
         if self.num_considered == 1:
             return "flatten: there is no other placement of these devices."
@@ -126,6 +131,15 @@ class Placements:
         yield from named
         rest = [one for one in self.candidates if not one.is_named and one.seconds is not None]
         yield from sorted(rest, key=lambda one: one.seconds or 0.0)[:SHOWN]
+
+
+def _fastest(candidates: Sequence[Priced]) -> Priced | None:
+    usable = [(one, one.seconds) for one in candidates if one.seconds is not None]
+    if not usable:
+        return None
+    least = min(seconds for _, seconds in usable)
+    alike = [pair for pair in usable if pair[1] <= (1 + ALIKE) * least]
+    return min(alike, key=lambda pair: (pair[0].num_parts, pair[1]))[0]
 
 
 def mean_path(schedules: Sequence[Schedule]) -> Mapping[str, float]:

@@ -253,19 +253,23 @@ def share_of(batch: TrainBatch, aggregation: Aggregation) -> float:
             return float(len(batch.places))
 
 
-def to_read_batch(rollouts: Sequence[Rollout], micro_shapes: Sequence[Shape]) -> TrainBatch:
+def to_read_batch(
+    rollouts: Sequence[Rollout], micro_shapes: Sequence[Shape], *, shares_prompts: bool = False
+) -> TrainBatch:
     """Returns one mini-batch of responses for models that read them; nothing is learned from it.
 
     Args:
       micro_shapes: from `packing.shapes`.
+      shares_prompts: as in `to_train_batch`.
     """
     examples = [
         Example(one.prompt.tokens, one.tokens, zeros, zeros, zeros, True, one.routed_experts)
         for one in rollouts
         for zeros in [np.zeros(len(one.tokens))]
     ]
-    micro_batches, places = pack(examples, micro_shapes, "token")
-    num_tokens = sum(map(len, examples))
+    prefixes = read_prefixes(rollouts) if shares_prompts else None
+    micro_batches, places = pack(examples, micro_shapes, "token", prefixes=prefixes)
+    num_tokens = sum(map(len, examples)) - sum(at.shared for at in places)
     return TrainBatch([micro_batches], _padding_efficiency(num_tokens, [micro_batches]), places)
 
 
@@ -313,6 +317,11 @@ def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
         for number, examples in enumerate(groups)
         for example in examples
     ]
+
+
+def read_prefixes(rollouts: Sequence[Rollout]) -> list[Prefix]:
+    """Returns the part of its prompt that each response can share with others to it."""
+    return [Prefix(one.prompt.id, len(one.prompt.tokens) - 1) for one in rollouts]
 
 
 def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.gathering import Gatherer, Gathers, is_any
+from pat_jax.common.gathering import Gatherer, Gathers, is_any, least_that
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -66,6 +67,7 @@ class RewardModel:
         self.name, self.max_length, self._fills = name, max_length, fills
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
         self._waiting: list[_Waiting] = []
+        self._lock = Lock()  # of what waits: a thread may score some of it meanwhile
         self._gathering: Gathers[_Waiting] | None = None
 
     @property
@@ -80,8 +82,9 @@ class RewardModel:
           lane: the one thread that gives programs to the model's devices during a rollout; None:
             they are busy then, and responses wait.
         """
-        score = partial(self._score_all, Alone())
-        self._gathering = lane.gathering(score, _digest, self._fill) if lane else None
+        score = partial(self._score_all, Alone(), score=self._score)
+        fill = partial(_fill, self._fills)
+        self._gathering = lane.gathering(score, _digest, fill) if lane else None
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
@@ -94,7 +97,8 @@ class RewardModel:
         if len(failures) == len(waiting.texts):  # there is nothing to score
             waiting.outcome.set_result(Outcome(scores=failures))
         elif self._gathering is None:
-            self._waiting.append(waiting)
+            with self._lock:
+                self._waiting.append(waiting)
         else:
             self._gathering.add(waiting)
         return waiting.outcome
@@ -119,14 +123,31 @@ class RewardModel:
         if self._gathering is not None:
             self._gathering.wait()
             return
-        waiting, self._waiting = self._waiting, []
-        self._score_all(shares, waiting)
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        self._score_all(shares, waiting, self._score)
 
-    def _score_all(self, shares: Shares, waiting: Sequence[_Waiting]) -> None:
+    def score_some(self, score: Score, fills: Callable[[Sequence[int]], bool]) -> bool:
+        """Scores some of the responses that wait, while others are generated.
+
+        Args:
+          score: the model on other devices than its own.
+          fills: as in `RewardModel`, of that model's batches.
+
+        Returns:
+          Whether enough waited.
+        """
+        with self._lock:
+            count = least_that(lambda n: _fill(fills, self._waiting[:n]), len(self._waiting))
+            some, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._score_all(Alone(), some, score)
+        return count > 0
+
+    def _score_all(self, shares: Shares, waiting: Sequence[_Waiting], score: Score) -> None:
         own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
         every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
         try:
-            scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+            scores = score([np.frombuffer(one, np.int32) for one in every]) if every else ()
         except BaseException as error:
             for each in waiting:
                 each.outcome.set_exception(error)
@@ -139,10 +160,6 @@ class RewardModel:
     def close(self) -> None:
         """Forgets the responses that wait."""
         self._waiting = []
-
-    def _fill(self, waiting: Sequence[_Waiting]) -> bool:
-        texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
-        return self._fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
 
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt
@@ -157,3 +174,8 @@ class RewardModel:
                 f"this one has {len(tokens):,}",
             )
         return until_padding(tokens, self._pad_id).tobytes()
+
+
+def _fill(fills: Callable[[Sequence[int]], bool], waiting: Sequence[_Waiting]) -> bool:
+    texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
+    return fills([len(one) // np.dtype(np.int32).itemsize for one in texts])

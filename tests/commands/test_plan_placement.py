@@ -88,6 +88,50 @@ def test_separate_rollouts_are_on_half_of_the_devices(ppo: Placing):
         assert few.total_s > many.total_s and few.name == many.name
 
 
+def test_a_tail_is_priced_beside_flatten(report: PlanReport):
+    assert report.placements
+    (tail,) = [x for x in report.placements.candidates if x.candidate.tail]
+    flat = report.placements.flatten
+    assert tail.name == f"flatten, tail {tail.candidate.tail}" and tail.name in plan_text(report)
+    assert tail.seconds and flat.seconds and tail.differs_s
+    assert abs(tail.seconds - flat.seconds) <= tail.differs_s
+    assert report.placements.chosen is flat or tail.at_worst(0.1) < flat.seconds
+
+
+def test_a_tail_is_chosen_where_reading_takes_long(monkeypatch: pytest.MonkeyPatch):
+    reading = PlacedSize.reading
+
+    def slowly(self: PlacedSize, packed: Packed) -> dict[str, Seconds]:
+        return {name: x.times(8) for name, x in reading(self, packed).items()}
+
+    monkeypatch.setattr(PlacedSize, "reading", slowly)
+    found = placing(PPO.replace("tiny", "qwen3-0.6b") + "--model qwen3-0.6b").placements()
+    chosen, flat = found.chosen, found.flatten
+    assert chosen.candidate.tail and chosen.candidate.placement.is_flat
+    assert chosen.seconds and flat.seconds and chosen.seconds < flat.seconds
+    assert "even if prices of all that differs are wrong by 10.0 %" in found.reason
+    assert chosen.schedule and flat.schedule
+    hidden = "values of the critic"
+    ours, theirs = (
+        {x.name: x.busy_s for x in one.spans} for one in (chosen.schedule, flat.schedule)
+    )
+    assert ours[hidden] < theirs[hidden] and ours[ROLLOUT] > theirs[ROLLOUT]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",  # nothing is read before an update
+        f"{PPO} --lora_rank 4 --critic.lora.rank 4",
+        f"{PPO} --target h100:8x2",
+        f"{PPO} --target h100:6",
+    ],
+)
+def test_what_cannot_have_a_tail_is_offered_none(options: str):
+    found = placing(options).placements()
+    assert not [x for x in found.candidates if x.candidate.tail]
+
+
 def test_whitening_and_several_steps_leave_gradients_behind_the_rollout():
     for options in (PPO, PPO + STREAMED + "--mini_batch_size 4 "):
         found = placing(options)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pat_jax.common.hosts.together import ProcessGroup
-from pat_jax.engine import engine
-from pat_jax.engine.engine import AgreedPlanner
+from pat_jax.engine import agreed_planner
+from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
 
@@ -26,7 +26,7 @@ class Hears(FixedLayout):
 
 @pytest.mark.parametrize(("index", "heard"), [(0, ["a switch"]), (1, [])])
 def test_who_decides_hears_what_came_of_it(monkeypatch, index: int, heard: list[object]):
-    monkeypatch.setattr(engine, "process_group", lambda: ProcessGroup(index, 2))
+    monkeypatch.setattr(agreed_planner, "process_group", lambda: ProcessGroup(index, 2))
     planner, outcome = Hears(), "a switch"
     AgreedPlanner(planner).observe(outcome)  # pyright: ignore[reportArgumentType]
     assert planner.heard == heard
@@ -41,7 +41,7 @@ def test_the_others_move_the_same_sequences(monkeypatch):
             return replace(plan, replica=options[0], reason=f"{load.running} in {current}")
 
     wire = SimpleNamespace(agree=lambda name, make: pickle.loads(pickle.dumps(make())))
-    monkeypatch.setattr(engine, "process_group", lambda: wire)
+    monkeypatch.setattr(agreed_planner, "process_group", lambda: wire)
     split, zeros = Split(2, 1), np.zeros(3, int)
     planner = AgreedPlanner(First(split))
     plan = planner.decide(Load(zeros, zeros, zeros, zeros), split, [np.array([0, 1, 0])])

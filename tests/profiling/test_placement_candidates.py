@@ -1,5 +1,7 @@
 """Which placements the planner considers, and which one it chooses."""
 
+from dataclasses import replace
+
 import pytest
 
 from pat_jax.planning.placement import ROLES, PlacedRole, Placement, in_ranges
@@ -103,6 +105,15 @@ def test_smaller_errors_need_smaller_gains():
     pair = priced("flatten", 100.0), priced("separate", 93.0)
     assert chosen(*pair, error=0.05).chosen.name == "separate"
     assert chosen(*pair).chosen.name == "flatten"
+
+
+def test_what_differs_little_may_gain_little():
+    flatten, tail = priced("flatten", 100.0), priced("flatten, tail 16", 96.0)
+    assert chosen(flatten, replace(tail, differs_s=39.0)).chosen.name == "flatten, tail 16"
+    found = chosen(flatten, priced("separate", 95.0), replace(tail, differs_s=39.0))
+    assert found.chosen.name == "flatten, tail 16"
+    assert "1.04 times as fast as with flatten, even if prices of all that" in found.reason
+    assert chosen(flatten, replace(tail, differs_s=41.0)).chosen.name == "flatten"
 
 
 def test_of_candidates_about_as_fast_the_one_with_fewest_parts_is_chosen():

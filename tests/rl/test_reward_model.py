@@ -256,6 +256,32 @@ def test_texts_that_fill_no_batch_wait_on_a_lane_until_they_are_asked_for(chat):
     assert [len(batch) for batch in score.batches] == [2, 1]
 
 
+def test_some_that_wait_are_scored_by_a_copy_meanwhile(chat):
+    own, copy = Lengths(), Lengths()
+    model = RewardModel(SPEC, chat, own, max_length=1000)
+    prompts = [f"prompt {i}" for i in range(12)]
+    with RewardScorer(SPEC, timeout=30.0, models={SPEC: model}) as scorer:
+        ended = [Response(x, "ended" * i, {}) for i, x in enumerate(prompts)]
+        scoring = scorer.begin(prompts, ended.__getitem__)
+        for i in range(10):
+            scoring.add(i, i)
+        scorer.thread.submit(int).result()  # all of them wait
+        fills = lambda lengths: len(lengths) >= 3  # noqa: E731
+        assert model.score_some(copy, fills)
+        few = sum(map(len, copy.batches))
+        assert 3 <= few < 6
+        while model.score_some(copy, fills):
+            continue
+        assert sum(map(len, copy.batches)) >= 8 and own.batches == []
+        for i in (10, 11):
+            scoring.add(i, i)
+        rewards = scoring.rewards()
+    every = [x for batch in (*copy.batches, *own.batches) for x in batch]
+    assert len(every) == 12 == len({*every}) and len(own.batches) == 1
+    expected = [len(scored_tokens(chat, x, "ended" * i)) for i, x in enumerate(prompts)]
+    assert rewards.tolist() == expected
+
+
 def test_a_score_that_is_no_number_fails_alone(chat):
     def score(texts: Sequence[np.ndarray]) -> np.ndarray:
         return np.where([len(one) % 2 for one in texts], np.nan, 1.0)

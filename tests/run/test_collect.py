@@ -37,8 +37,8 @@ class Sampler:
 
     policy, lengths = 1, None
 
-    def rollout(self, prompts, iteration, on_finish, kept):
-        del kept
+    def rollout(self, prompts, iteration, on_finish, kept, beside):
+        del kept, beside
         self.iterations.append(iteration)
         groups, report = [], RolloutReport()
         for i, prompt in enumerate(prompts):
@@ -142,7 +142,7 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
 class Events:
     """Stands for early stages: what is asked of them, in order."""
 
-    gradients, columns = None, SimpleNamespace(columns={})
+    gradients, tail, columns = None, None, SimpleNamespace(columns={})
 
     def __init__(self):
         self.seen: list[str] = []

@@ -46,7 +46,7 @@ def test_a_prompt_that_responses_share_counts_once(shares: bool, taken: list[lis
     )
     with LaneThread("lane") as thread:
         lanes = Lanes(trained=[TrainedLane(thread, [])])
-        early = EarlyStages(lanes, learning, prompts, SIZE, 0, scoring)
+        early = EarlyStages(lanes, learning, prompts, SIZE, 0, scoring=scoring)
         others = thread.gathering(lambda numbers: None, int)
         for index in range(SIZE * len(prompts)):
             prompt = prompts[index // SIZE]

@@ -97,6 +97,17 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
             "expected 0 with --placement.overlap none",
         ),
         (f"{LAG} --placement auto", "placement.lag is 1: expected 0 with --placement auto"),
+        (
+            "--placement separate --placement.tail 8",
+            "placement.tail is 8: expected 0 with --placement separate",
+        ),
+        ("--placement auto --placement.tail 8", "expected 0 with --placement auto"),
+        ("--placement.reward half --placement.tail 8", "0 where models have devices of their own"),
+        ("--placement.tail 8 --placement.overlap none", "0 with --placement.overlap none"),
+        ("--placement.tail 8 --deterministic --rollout.compile all", "0 with --deterministic"),
+        ("--placement.tail 8 --train false", "0 with --train false"),
+        ("--placement.tail 8 --lora.rank 4", "0 with --lora.rank"),
+        ("--placement.tail -1", "placement.tail is -1"),
         ("--placement both", "placement.name is 'both'"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
@@ -152,6 +163,8 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
         ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
+        ((4, 4), "--placement.tail 8", "placement.tail is 8: expected 0 with 2 processes"),
+        ((3,), "--placement.tail 8", "placement.tail is 8: expected 0 with 3 devices"),
     ],
 )
 def test_processes_that_cannot_be_cut_alike_are_told(
@@ -160,6 +173,13 @@ def test_processes_that_cannot_be_cut_alike_are_told(
     with pytest.raises(OptionError) as error:
         Places.of(parse(options.split()), of_processes(*sizes))
     assert expected in str(error.value) and str(error.value).count(". ") == 0
+
+
+def test_a_tail_has_half_of_the_devices():
+    devices = of_processes(6)
+    places = Places.of(parse(("--placement.tail", "8")), devices)
+    assert places.halves == (devices[:3], devices[3:]) and places["rollout"] == devices
+    assert places.groups() == [(0, 1, 2), (3, 4, 5)]
 
 
 @given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))

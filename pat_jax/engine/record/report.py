@@ -5,55 +5,20 @@ Knows numbers and names. Does not know who measured them.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.executor import Arrival, Collected, Relocation
+from pat_jax.engine.record.draft_sums import DraftSums
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
-from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan
+from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan, Split
 
 MIB = 2**20
-
-
-@dataclass
-class DraftSums:
-    """Predicted and actual values, summed over the bursts whose drafts a planner has predicted.
-
-    The time of steps without drafts is the planner's prediction in both.
-    """
-
-    steps: int = 0
-    expected_tokens: float = 0.0  # predicted tokens of a row in each step, summed over steps
-    tokens: float = 0.0  # actual ones
-    predicted_saving_s: float = 0.0
-    saving_s: float = 0.0
-
-    def __add__(self, other: "DraftSums") -> "DraftSums":
-        sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
-        return DraftSums(*sums)
-
-    def add(self, burst: BurstResult, predicted: DraftPrediction, tokens: float) -> None:
-        """Adds a burst in which a row generated `tokens` per step on average."""
-        self.steps += burst.steps
-        self.expected_tokens += burst.steps * predicted.tokens
-        self.tokens += burst.steps * tokens
-        self.predicted_saving_s += predicted.saved_s(burst.steps)
-        self.saving_s += burst.steps * tokens * predicted.plain_s - burst.seconds
-
-    @property
-    def words(self) -> str:
-        if not self.steps:
-            return "no drafts were made: none was predicted to pay, or had room"
-        return (
-            f"drafts in {self.steps} steps: acceptance length {self.tokens / self.steps:.2f} "
-            f"({self.expected_tokens / self.steps:.2f} predicted), saved {self.saving_s:.2f} s "
-            f"({self.predicted_saving_s:.2f} predicted)"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +53,10 @@ class RolloutReport:
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
-    # Unused share of the tokens that running sequences' pages have room for, averaged over the
-    # starts and ends of bursts. Reserved pages count as free.
-    kv_waste: float = math.nan
+    # Tokens that running sequences' pages have room for, and those without a token, summed over
+    # the starts and ends of bursts. Reserved pages count as free.
+    kv_slots: int = 0
+    kv_unused: int = 0
     preempted: int = 0  # preemptions
     expected: np.ndarray | None = None  # float[sequences], predicted tokens of the responses
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -154,6 +120,27 @@ class RolloutReport:
         )
         self.moves.append(move)
 
+    def add_tail(
+        self, splits: tuple[Split, Split], running: int, began_s: float, seconds: float
+    ) -> None:
+        """Adds the move of the last sequences to another engine."""
+        source, target = map(str, splits)
+        move = Move(
+            step=self.decode_steps,
+            running=running,
+            source=source,
+            target=target,
+            seconds=seconds,
+            predicted_saving_s=0.0,
+            predicted_cost_s=0.0,
+            kv="recompute",
+            reason=f"{running} sequences are left, and others of the devices are needed",
+            sequences=running,
+            fullest=(-(-running // splits[0].dp), -(-running // splits[1].dp)),
+            at_s=began_s,
+        )
+        self.moves.append(move)
+
     @property
     def switches(self) -> list[Move]:
         """Moves to another layout."""
@@ -213,6 +200,11 @@ class RolloutReport:
         return _ratio(self.busy_rows, self.total_rows)
 
     @property
+    def kv_waste(self) -> float:
+        """Unused share of the tokens that running sequences' pages have room for."""
+        return _ratio(self.kv_unused, self.kv_slots)
+
+    @property
     def balance_share(self) -> float:
         """Share of the rollout's seconds spent on moves between replicas of a layout."""
         return _ratio(self.spent("balance"), self.total_s)
@@ -228,9 +220,10 @@ class RolloutReport:
         self.prefill_room += room
 
     def finish(self, scheduler: Scheduler, clock: Stopwatch) -> None:
-        """Adds the totals after the last sequence has ended."""
-        self.preempted = scheduler.num_preempted
-        self.kv_waste = _ratio(scheduler.kv_unused, scheduler.kv_slots)
+        """Adds the totals of one engine, after its last burst."""
+        self.preempted += scheduler.num_preempted
+        self.kv_slots += scheduler.kv_slots
+        self.kv_unused += scheduler.kv_unused
         self.total_s, self.seconds = clock.elapsed, clock.seconds
         self.done_after = np.sort(scheduler.table.done_after).tolist()
 

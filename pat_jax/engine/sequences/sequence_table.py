@@ -77,6 +77,11 @@ class SequenceTable:
         return not self.is_done.all()
 
     @property
+    def num_unfinished(self) -> int:
+        """Sequences that run or wait."""
+        return len(self) - int(self.is_done.sum())
+
+    @property
     def fullest(self) -> int:
         """Running sequences of the fullest replica."""
         return int(np.bincount(self.replica(self.running), minlength=1).max())
@@ -118,6 +123,11 @@ class SequenceTable:
     def remove(self, sequences: np.ndarray) -> None:
         """Takes the rows of running sequences, which then wait."""
         self.row[sequences] = NO_ROW
+        self._changed()
+
+    def leave(self, num_replicas: int) -> None:
+        """Takes all rows: unfinished sequences wait for those of `num_replicas` others."""
+        self.row[:], self.num_replicas = NO_ROW, num_replicas
         self._changed()
 
     def advance(

@@ -44,7 +44,7 @@ class RunModels:
             config,
             self.policy,
             self.placed.policy,
-            layouts,
+            {**layouts, **self.placed.tail},
             *made_of,
             reference=self.placed.reference,
             carriers=self.placed.carriers,

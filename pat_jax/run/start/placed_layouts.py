@@ -5,7 +5,7 @@ Knows options, places and models. Does not know what runs in a layout.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
@@ -26,7 +26,11 @@ class PlacedLayouts:
     reference: Layout
     rollouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of rollouts are missing
-    carriers: Mapping[Split, Carrier]  # of weights to the rollouts; empty: on the same devices
+    # Of weights to rollouts on other devices, by their layout.
+    carriers: Mapping[Split, Carrier]
+    # Of the last responses of a rollout, on half of the devices: the one with the most TP. Empty:
+    # they stay on all.
+    tail: Mapping[Split, Layout] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,7 +48,31 @@ class PlacedLayouts:
         sent = {} if own is chain else carriers(own, chain)
         if own is not chain and policy.spans_processes:
             _check_experts(config, own, chain, sent)
-        return cls(policy, reference, layouts, dropped, sent)
+        placed = cls(policy, reference, layouts, dropped, sent)
+        return _with_tail(placed, config, model, places, chain) if places.has_tail else placed
+
+
+def _with_tail(
+    placed: PlacedLayouts,
+    config: RunConfig,
+    model: ModelConfig,
+    places: Places,
+    chain: Mapping[Split, Layout],
+) -> PlacedLayouts:
+    """Returns the layouts with that of a rollout's tail.
+
+    Raises:
+      OptionError: weights cannot be sent there.
+    """
+    name, asked = "placement.tail", config.placement.tail
+    require(model.experts is None, name, asked, "0 with a model that has experts")
+    half, _ = chain_of(config, model, places.halves[0], placed.policy.kernels)
+    sent = carriers(chain, half)
+    require(
+        len(sent) > 0, name, asked, "0: half of the devices have no layout that all of them have"
+    )
+    widest = max(sent, key=lambda split: split.tp)
+    return replace(placed, tail={widest: half[widest]}, carriers={widest: sent[widest]})
 
 
 def _check_experts(

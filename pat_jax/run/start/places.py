@@ -7,7 +7,7 @@ what the roles do.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
@@ -31,6 +31,7 @@ class Places:
     devices: Sequence[Device]
     placement: Placement  # of the devices of each part
     parts: Sequence[Sequence[Device]]  # of each process; of all together if nothing is cut
+    has_tail: bool = False  # whether rollouts end on the first half of the devices
 
     @classmethod
     def of(cls, config: RunConfig, devices: Sequence[Device]) -> "Places":
@@ -50,7 +51,10 @@ class Places:
             require(is_possible, "placement.overlap", options.overlap, expected)
             expected = "0 with --placement flatten, where all models have the rollouts' devices"
             require(not options.lag, "placement.lag", options.lag, expected)
-            return found
+            if options.tail:
+                _check_halves(options, devices)
+            return replace(found, has_tail=options.tail > 0)
+        options.need("tail", not options.tail, "0 where models have devices of their own")
         of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
         require(
             of_policy == of_rollout or placement.are_apart("policy", "rollout"),
@@ -73,6 +77,12 @@ class Places:
         """The devices of a role."""
         return [part[i] for part in self.parts for i in self.placement.places[role]]
 
+    @property
+    def halves(self) -> tuple[list[Device], list[Device]]:
+        """The devices on which a rollout ends, and those on which models read meanwhile."""
+        half = len(self.devices) // 2
+        return list(self.devices[:half]), list(self.devices[half:])
+
     def differ(self, one: PlacedRole, other: PlacedRole) -> bool:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
@@ -80,6 +90,9 @@ class Places:
     def groups(self) -> list[Positions]:
         """Returns the largest sets of devices that every role has all or none of, by their
         positions in the run's order."""
+        if self.has_tail:
+            half, count = len(self.devices) // 2, len(self.devices)
+            return [tuple(range(half)), tuple(range(half, count))]
         position = {device: i for i, device in enumerate(self.devices)}
         return [
             tuple(sorted(position[part[i]] for part in self.parts for i in group))
@@ -107,6 +120,13 @@ class Places:
         sizes = [len(self[role]) for role in ("critic", "reference", "teacher")]
         others = [n for n in sizes if n != len(self["policy"])]
         return math.lcm(of_policy, *others)
+
+
+def _check_halves(options: PlacementConfig, devices: Sequence[Device]) -> None:
+    """Raises OptionError if the devices have no halves that one process can use by themselves."""
+    processes, count = len({device.process_index for device in devices}), len(devices)
+    options.need("tail", processes == 1, f"0 with {processes} processes")
+    options.need("tail", count % 2 == 0, f"0 with {count} devices, which have no halves")
 
 
 def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:

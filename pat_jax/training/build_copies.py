@@ -1,0 +1,94 @@
+"""Builds readers with copies of the parameters of a run's models, on half of their devices.
+
+Knows roles and options. Does not know when anything is read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from pat_jax.common.devices import Device
+from pat_jax.common.rules import require
+from pat_jax.config.run import RunConfig
+from pat_jax.layout.layout import Layout, least_tp
+from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.training.build import predictor_of, teacher_predictor, values_predictor
+from pat_jax.training.copied_reader import CopiedReader
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import TEACHER, Roles, States
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC, Trainer
+
+
+class HalfLayouts(NamedTuple):
+    """Layouts of a role on half of its devices."""
+
+    source: Layout  # of all its devices, each half of which holds all parameters
+    target: Layout  # of the half, with the same shards
+
+
+def half_layouts(config: RunConfig, held: TrainableParams, half: Sequence[Device]) -> HalfLayouts:
+    """Returns the layouts by which a role's parameters come to a half of its devices.
+
+    Raises:
+      OptionError: the half divides the model in another way than all devices.
+    """
+    whole, model = held.layout, held.policy.config
+    size = min(config.fsdp_size or len(half), len(half))
+    source = least_tp(list(whole.mesh.devices.flat), model, fsdp_size=size)
+    target = replace(least_tp(half, model, fsdp_size=size), kernels=whole.kernels)
+    is_alike = source.split.tp == target.split.tp == whole.split.tp
+    expected = (
+        f"0: {len(half)} devices divide a model by {target.split.tp}, all by {whole.split.tp}"
+    )
+    require(is_alike, "placement.tail", config.placement.tail, expected)
+    return HalfLayouts(source, target)
+
+
+def copied_readers(
+    config: RunConfig, roles: Roles, half: Sequence[Device]
+) -> Iterator[CopiedReader]:
+    """Yields a reader on `half` for each column that is predicted before an update."""
+    make = partial(_copied, config, roles.micro_shapes, half)
+    for name, role in roles.readers.items():
+        if not role.top_k:
+            yield make(name, role.column, role.held, partial(_frozen, role))
+    for role in roles.trained:
+        if role.predicts:
+            yield make(role.name, role.old, role.trained, partial(_present, role))
+
+
+def _copied(
+    config: RunConfig,
+    micro_shapes: Sequence[Shape],
+    half: Sequence[Device],
+    name: str,
+    column: str,
+    held: TrainableParams,
+    params: Callable[[States], Params],
+) -> CopiedReader:
+    source, target = half_layouts(config, held, half)
+    predictor = _predictor(config, name, held.policy, target)
+    reader = Reader(column, replace(held, layout=target), predictor, micro_shapes)
+    return CopiedReader(reader, held, source, params)
+
+
+def _predictor(config: RunConfig, name: str, policy: Policy, layout: Layout) -> Predictor:
+    if name == TEACHER:
+        return teacher_predictor(config, policy, layout)
+    if name == CRITIC:
+        return values_predictor(config, policy, layout)
+    return predictor_of(config, policy, layout)
+
+
+def _frozen(role: Reader, states: States) -> Params:
+    del states
+    assert role.params is not None, "a run sets them before it reads"
+    return role.params
+
+
+def _present(role: Trainer, states: States) -> Params:
+    return states[role.name].params

@@ -1,0 +1,101 @@
+"""Runs whose rollouts end on half of the devices while models read on the others."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from placed_runs import Ended, differences, ended
+from runs import QWEN3, TINY, run, write_checkpoint
+
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.tail_reads import TailReads
+from pat_jax.training.copied_reader import CopiedReader
+
+ON_FOUR = [
+    "--devices",
+    "4",
+    "--rollout.prompts_per_step",
+    "8",
+    "--rollout.num_generations",
+    "8",
+    "--algorithm.mini_batch_size",
+    "8",
+]
+TAIL = "--placement.tail", "40"
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
+    return write_checkpoint(tmp_path_factory.mktemp("judge") / "judge", scalar)
+
+
+@pytest.fixture(scope="module")
+def flat(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return ended(tmp_path_factory.mktemp("flatten"), judge, *ON_FOUR)
+
+
+@pytest.fixture
+def slow_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail goes on once its thread has read something."""
+    reading = TailReads.reading
+
+    @contextmanager
+    def slowly(self: TailReads) -> Iterator[None]:
+        with reading(self):
+            deadline = time.monotonic() + 20
+            while not (self.busy_seconds or self.has_ended) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield
+
+    monkeypatch.setattr(TailReads, "reading", slowly)
+
+
+@pytest.mark.parametrize("rest", ["device", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("slow_tails")
+def test_three_iterations_of_ppo_are_the_same_with_a_tail(
+    tmp_path: Path, judge: Path, flat: Ended, rest: str
+):
+    other = ended(tmp_path / "tail", judge, *ON_FOUR, *TAIL, "--roles.rest", rest)
+    assert differences(other, flat) == [] and other.compiled == []
+    assert len(other.rows) == 3
+    for row in other.rows:
+        assert row["rollout/layouts"].endswith("dp1tp2")
+        assert row["reward/early_seconds"] > 0 and row["reward/early_waited_seconds"] >= 0
+
+
+@pytest.mark.usefixtures("slow_tails")
+def test_an_error_beside_a_tail_ends_the_run(
+    tmp_path: Path, judge: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(self: CopiedReader, batch: TrainBatch) -> TrainBatch:
+        raise RuntimeError("the copy has lost its device")
+
+    monkeypatch.setattr(CopiedReader, "read", fails)
+    with pytest.raises(RuntimeError, match="lost its device"):
+        ended(tmp_path / "run", judge, *ON_FOUR, *TAIL)
+    assert not [x for x in threading.enumerate() if x.name.startswith("tail")]
+
+
+@pytest.mark.slow  # two runs
+def test_a_second_batch_of_an_iteration_begins_on_all_devices_again(tmp_path: Path):
+    grpo = """
+        --devices 4 --rollout.prompts_per_step 32 --algorithm.mini_batch_size 32
+        --algorithm.dynamic_sampling 1 --algorithm.beta 0.05 --eval.every 0
+    """  # most groups of an untrained policy have no signal: another batch is drawn
+    rows: list[list[dict[str, Any]]] = []
+    for name, tail in (("flatten", ()), ("tail", TAIL)):
+        folder = tmp_path / name
+        run(*TINY, *grpo.split(), *tail, "--run_dir", str(folder))
+        rows.append([x for x in read_metrics(folder / "metrics.jsonl") if x["step"] > 0])
+    for flat, other in zip(*rows, strict=True):
+        assert flat["rollout/batches"] == other["rollout/batches"] == 2
+        assert other["rollout/layouts"].endswith("dp1tp2")
+        for value in ("rollout/tokens", "reward/mean", "train/loss"):
+            assert other[value] == pytest.approx(flat[value], rel=1e-4, abs=1e-6)

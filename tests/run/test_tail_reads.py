@@ -1,0 +1,149 @@
+"""What is read while a rollout ends on half of the devices, and what is read afterwards."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat_jax.rl.algorithm.logprobs import next_tokens
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.run.start.tail import CopiedJudge, TailModels
+from pat_jax.run.tail_reads import TailReads
+from pat_jax.training.copied_reader import CopiedReader
+from pat_jax.training.roles import Prediction
+
+SHAPES = [(2, 32), (4, 32)]
+SAMPLES = 4
+
+
+def response(index: int) -> Rollout:
+    tokens = np.full(1 + 5 * index % 13, index, np.int32)
+    prompt = Prompt(index // SAMPLES, (1,) * (1 + index // SAMPLES), "text", {})
+    return Rollout(prompt, index % SAMPLES, tokens, np.zeros(len(tokens)), FinishReason.STOP)
+
+
+def doubled(batch: TrainBatch) -> TrainBatch:
+    """Reads in `doubles` twice each token."""
+
+    def read(micro: MicroBatch) -> MicroBatch:
+        column = 2.0 * next_tokens(jnp.asarray(micro.tokens))
+        return replace(micro, columns={**micro.columns, "doubles": column})
+
+    return replace(batch, mini_batches=[[*map(read, mini)] for mini in batch.mini_batches])
+
+
+class Copy:
+    """A copied reader without a model: notes what happens to it."""
+
+    column, fails = "doubles", False
+
+    def __init__(self):
+        self.sizes, self.is_there = list[int](), False
+        self.has_read = threading.Event()
+        self.reader = self
+        self.devices = frozenset()
+
+    def begin(self, states: object) -> None:
+        self.is_there = True
+
+    def end(self) -> None:
+        self.is_there = False
+
+    def read(self, batch: TrainBatch) -> TrainBatch:
+        assert self.is_there, "copies are there while something is read"
+        self.sizes.append(len(batch.places))
+        self.has_read.set()
+        if self.fails:
+            raise RuntimeError("no device")
+        return doubled(batch)
+
+
+def reads(copy: Copy, judges: Sequence[CopiedJudge] = (), *, shares: bool = False) -> TailReads:
+    copies = [cast(CopiedReader, copy)]
+    models = TailModels(4, cast(Any, None), (), copies, judges, copies)
+    whole = Prediction("doubles", frozenset(), True, doubled)
+    return TailReads(models, [whole], SHAPES, {}, shares)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(24)), st.integers(0, 24), st.booleans())
+def test_every_column_is_read_once_in_the_tail_or_after_it(
+    order: list[int], begin: int, shares: bool
+):
+    copy = Copy()
+    tail = reads(copy, shares=shares)
+    for index in order[:begin]:
+        tail.add(index, response(index))
+    with tail.reading():
+        if begin == 24:  # enough for a micro-batch
+            assert copy.has_read.wait(30)
+        for index in order[begin:]:
+            tail.add(index, response(index))
+    assert not copy.is_there and tail.has_ended
+    tail.ask()
+    tail.wait(24)
+    expected = [2.0 * response(i).tokens for i in range(24)]
+    np.testing.assert_equal(tail.columns["doubles"], expected)
+    assert sum(copy.sizes) <= 24 and (copy.sizes != []) == (tail.busy_seconds > 0)
+
+
+def test_without_a_tail_all_is_read_afterwards():
+    copy = Copy()
+    tail = reads(copy)
+    for index in range(8):
+        tail.add(index, response(index))
+    tail.wait(8)
+    assert len(tail.columns["doubles"]) == 8 and copy.sizes == [] and not copy.is_there
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_error_of_the_thread_is_raised(is_told: bool):
+    copy = Copy()
+    copy.fails = True
+    tail = reads(copy)
+    for index in range(24):
+        tail.add(index, response(index))
+    with pytest.raises(RuntimeError, match="no device"), tail.reading():
+        assert copy.has_read.wait(30)
+        while not tail.has_ended:
+            pass
+        if is_told:
+            tail.add(24, response(24))
+            pytest.fail("it is raised before")
+    assert not copy.is_there
+
+
+def test_an_error_of_the_rollout_ends_the_thread():
+    copy = Copy()
+    tail = reads(copy)
+    with pytest.raises(ValueError, match="of the rollout"), tail.reading():
+        raise ValueError("of the rollout")
+    assert tail.has_ended and not copy.is_there
+
+
+class Judge:
+    """Has a few batches of texts to score."""
+
+    def __init__(self, batches: int):
+        self.left, self.is_done = batches, threading.Event()
+
+    def score_some(self) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            self.is_done.set()
+        return self.left >= 0
+
+
+def test_reward_models_score_meanwhile():
+    judge = Judge(3)
+    tail = reads(Copy(), [cast(CopiedJudge, judge)])
+    with tail.reading():
+        assert judge.is_done.wait(30)
+    assert tail.busy_seconds > 0
