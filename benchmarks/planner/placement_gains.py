@@ -81,18 +81,18 @@ def speed_up(
     placing: Placing,
     one: Candidate | None,
     changed: Callable[[Iteration], Iteration],
-    passes: float = 1.0,
+    halves: float = 1.0,
 ) -> float | None:
     """How many times as fast as flatten a placement is with other iterations than the planner
     believes; None: it has no room.
 
     Args:
-      passes: times that models take to read beside a rollout's tail of what is believed.
+      halves: times that all on halves of the devices takes in a tail of what is believed.
     """
     seconds = []
     for asked in (placing.flat, one):
         if asked and asked.tail:
-            iterations = placing.with_tail(asked.tail, passes=passes) or "no tail"
+            iterations = placing.with_tail(asked.tail, halves) or "no tail"
         else:
             iterations = placing.best_iterations(asked) if asked else "not among the candidates"
         if isinstance(iterations, str):

@@ -73,7 +73,7 @@ def _priced(flat: RunConfig, devices: Sequence[Device], target: Target) -> Chose
     found = placing.placements()
     place = _options(found.chosen.candidate, placing.roles)
     table, schedule = placements(found), found.chosen.schedule
-    predicted_s = {span.name: span.busy_s for span in schedule.spans} if schedule else {}
+    predicted_s = schedule.stage_s if schedule else {}
     roles = flat.roles if place == PlacementConfig() else RolesConfig(found.chosen.rest)
     return ChosenPlacement(
         replace(flat, placement=place, roles=roles),

@@ -40,16 +40,6 @@ def is_any(waiting: Sequence[Any]) -> bool:
     return bool(waiting)
 
 
-def least_that(is_enough: Callable[[int], bool], most: int) -> int:
-    """Returns a number up to `most` for which `is_enough`, at most twice the least; 0: there is
-    none."""
-    count = 1
-    while count < most and not is_enough(count):
-        count *= 2
-    count = min(count, most)
-    return count if count and is_enough(count) else 0
-
-
 class Gathering(Generic[T]):
     """Hands what has gathered to a function on one thread. What comes while the function runs, it
     gets together, the next time.

@@ -207,6 +207,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     def _check_tail(self) -> None:
         """Raises OptionError if models are to read during the tail of a rollout, and cannot."""
+        count = self.rollout.prompts_per_step * self.rollout.num_generations
         for is_wrong, expected in (
             (not self.train, "0 with --train false: nothing is read"),
             (
@@ -215,6 +216,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             ),
             (self.lora.is_on, "0 with --lora.rank: no adapters are copied"),
             (self.critic.lora.is_on, "0 with --critic.lora.rank: no adapters are copied"),
+            (self.switch_to != "", "0 with --switch_to, whose path has no tail"),
+            (self.placement.tail >= count, f"less than the {count:,} responses of an iteration"),
         ):
             self.need("placement.tail", not (self.placement.tail and is_wrong), expected)
 

@@ -54,7 +54,13 @@ class Tail:
     planner: Planner  # of `engine`
     at: int  # the most unfinished sequences with which they move there
     # Called when the first engine has freed its KV cache; gives the weights to `engine`.
-    begin: Callable[[], None]
+    begin: Callable[[], None] = lambda: None
+
+    @property
+    def layout(self) -> Layout:
+        """The one layout of `engine`."""
+        (layout,) = self.engine.layouts.values()
+        return layout
 
 
 class RolloutEngine:

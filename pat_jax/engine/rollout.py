@@ -124,8 +124,11 @@ class _Loop:
 
     def _until_leaving(self, plan: Plan) -> Plan:
         """`plan`, with bursts that end as soon as the loop can."""
-        each = self.leave_at // self.scheduler.split.dp  # in all replicas: no more are unfinished
-        return replace(plan, threshold=max(plan.threshold, each)) if each else plan
+        scheduler = self.scheduler
+        if len(scheduler.table.waiting):
+            return plan
+        each = self.leave_at // scheduler.split.dp  # in all replicas: no more are unfinished
+        return replace(plan, threshold=max(plan.threshold, each))
 
     def launch_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
         """Launches the burst after the running one before its results are known, if possible."""

@@ -219,7 +219,9 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured["rollout/batches"] = len(drawn)
     measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
-    if early := [one.early.columns for one in drawn if one.early and one.columns]:
+    if early := [
+        one.early.columns for one in drawn if one.early and (one.columns or one.early.tail)
+    ]:
         measured["reward/early_seconds"] = sum(one.busy_seconds for one in early)
         measured["reward/early_waited_seconds"] = sum(one.waited_seconds for one in early)
     gradients = [one.early.gradients for one in drawn if one.early and one.early.gradients]

@@ -11,15 +11,15 @@ import numpy as np
 from jaxtyping import Float
 
 from pat_jax.rl.algorithm.aggregation import Aggregation
-from pat_jax.rl.batches.batches import TrainBatch, share_of
-from pat_jax.rl.batches.packing import Prefix, Shape, fills
+from pat_jax.rl.batches.batches import TrainBatch, read_prefixes, share_of
+from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.scorer import Scoring
 from pat_jax.rl.rewards.weighted_sum import weighted_sum
 from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.early_gradients import EarlyGradients
-from pat_jax.run.lanes import Lanes
+from pat_jax.run.lanes import Lanes, length_of
 from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
@@ -102,13 +102,9 @@ class EarlyStages:
     def _fill(self, numbers: Sequence[int]) -> bool:
         """Whether complete groups fill micro-batches."""
         assert self.learning is not None
-        size, prompts = self.size, [len(self.prompts[n].tokens) for n in numbers]
-        lengths, prefixes = [], []
-        for n, prompt in zip(numbers, prompts, strict=True):
-            lengths += [prompt + len(self._ended[n * size + i].tokens) for i in range(size)]
-            prefixes += [Prefix(n, prompt - 1)] * size
-        shared = prefixes if self.learning.shares_prompts else None
-        return fills(lengths, self.learning.micro_shapes, shared)
+        some = [self._ended[n * self.size + i] for n in numbers for i in range(self.size)]
+        shared = read_prefixes(some) if self.learning.shares_prompts else None
+        return fills(list(map(length_of, some)), self.learning.micro_shapes, shared)
 
     def _batch(self, numbers: Sequence[int]) -> tuple[TrainBatch, float]:
         """Returns what is learned from complete groups, and their share."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -35,19 +35,6 @@ TRAIN, EVAL = 0, 1  # streams of sampling keys
 OnFinish = Callable[[int, Rollout], None]
 
 
-@dataclass(frozen=True)
-class RolloutTail:
-    """Where the last responses of training rollouts continue."""
-
-    engine: RolloutEngine
-    planner: Planner
-    at: int  # responses left
-
-    @property
-    def layout(self) -> Layout:
-        return next(iter(self.engine.layouts.values()))
-
-
 @dataclass
 class Generator:
     """The rollout stage of one run."""
@@ -60,7 +47,7 @@ class Generator:
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
     earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
-    tail: RolloutTail | None = None
+    tail: Tail | None = None  # where the last responses of training rollouts continue
     _params: Params | None = None  # that were loaded
 
     def load(self, params: Params) -> None:
@@ -163,7 +150,7 @@ class Generator:
             running.enter_context(beside())
             running.enter_context(stage(stage_names.ROLLOUT, tail.engine.mesh.devices.flat))
 
-        return Tail(tail.engine, tail.planner, tail.at, begin)
+        return replace(tail, begin=begin)
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yields the responses of an evaluation as they end; their lengths teach the planner

@@ -57,11 +57,6 @@ class RewardRole:
         """Raises UserError if the weights of a Hub model cannot be downloaded or do not fit."""
         check_weights(self.name, "reward", head=None)
 
-    def present(self, states: object) -> Any:
-        """The parameters, which are the same in each state of trained roles."""
-        del states
-        return self.reader.params
-
     def load(self) -> None:
         """Loads the weights into their shards."""
         load_weights(self.reader, self.name)

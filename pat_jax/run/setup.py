@@ -158,7 +158,7 @@ def _built(
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, of_rollout)
     require(
-        not (placed.carriers and rollouts.drafter.drafts.is_generated),
+        not (placed.carriers and rollouts.drafter.drafts.is_generated and not places.has_tail),
         "speculation.source",
         config.speculation.source,
         "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",

@@ -7,17 +7,16 @@ thread. Does not know what the columns are for.
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Lock
 
 import numpy as np
 
-from pat_jax.common.gathering import least_that
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import read_prefixes
-from pat_jax.rl.batches.packing import Shape, fills
+from pat_jax.rl.batches.packing import Shape, next_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Columns
 from pat_jax.run.lanes import length_of, predicted
@@ -83,13 +82,15 @@ class TailReads:
             for copy in self.models.copies:
                 copies.callback(copy.end)
                 copy.begin(self.states)
-            with ThreadPoolExecutor(1, thread_name_prefix="tail") as pool:
-                self._work = pool.submit(self._read_on)
-                try:
-                    yield
-                finally:
-                    self._is_over.set()
-            self._work.result()
+            pool = ThreadPoolExecutor(1, thread_name_prefix="tail")
+            self._work = pool.submit(self._read_on)
+            pool.shutdown(wait=False)
+            # Twice: a signal may end the first wait, and the copies are still read.
+            copies.callback(wait, [self._work])
+            copies.callback(wait, [self._work])
+            copies.callback(self._is_over.set)
+            yield
+        self._work.result()
 
     def ask(self) -> None:
         """What waits is read on all devices, by `wait`."""
@@ -116,17 +117,12 @@ class TailReads:
                 self._is_over.wait(LOOK_S)
 
     def _next(self) -> list[int]:
-        """Returns the next responses that fill micro-batches; none: there are too few."""
+        """Returns the responses of the next micro-batch; none: there are too few."""
         with self._lock:  # those to one prompt together, which they may share
             left = sorted(i for i in self._ended if i not in self._found)
-        lengths = [length_of(self._ended[i]) for i in left]
-        prefixes = read_prefixes([self._ended[i] for i in left])
-
-        def fill(count: int) -> bool:
-            shared = prefixes[:count] if self.shares_prompts else None
-            return fills(lengths[:count], self.micro_shapes, shared)
-
-        return left[: least_that(fill, len(left))]
+        rollouts = [self._ended[i] for i in left]
+        shared = read_prefixes(rollouts) if self.shares_prompts else None
+        return left[: next_batch(list(map(length_of, rollouts)), self.micro_shapes, shared)]
 
     def _read(self, some: Sequence[int], reads: Sequence[Prediction]) -> bool:
         if some:

@@ -16,7 +16,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import predictor_of, teacher_predictor, values_predictor
-from pat_jax.training.copied_reader import CopiedReader
+from pat_jax.training.copied_reader import CopiedReader, frozen_params
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import TEACHER, Roles, States
 from pat_jax.training.trainable_params import TrainableParams
@@ -55,7 +55,7 @@ def copied_readers(
     make = partial(_copied, config, roles.micro_shapes, half)
     for name, role in roles.readers.items():
         if not role.top_k:
-            yield make(name, role.column, role.held, partial(_frozen, role))
+            yield make(name, role.column, role.held, partial(frozen_params, role))
     for role in roles.trained:
         if role.predicts:
             yield make(role.name, role.old, role.trained, partial(_present, role))
@@ -82,12 +82,6 @@ def _predictor(config: RunConfig, name: str, policy: Policy, layout: Layout) -> 
     if name == CRITIC:
         return values_predictor(config, policy, layout)
     return predictor_of(config, policy, layout)
-
-
-def _frozen(role: Reader, states: States) -> Params:
-    del states
-    assert role.params is not None, "a run sets them before it reads"
-    return role.params
 
 
 def _present(role: Trainer, states: States) -> Params:

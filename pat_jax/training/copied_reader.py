@@ -6,7 +6,6 @@ parameters and layouts. Does not know when anything is read (`run/tail_reads.py`
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +48,6 @@ class CopiedReader:
     def column(self) -> str:
         return self.reader.column
 
-    @property
-    def copies(self) -> list[Any]:
-        """Shapes with shardings of the copies."""
-        return [self.reader.abstract_params]
-
     def begin(self, states: States) -> None:
         """Copies the parameters. All of the role's devices take part."""
         with fetched(self.params(states), self.held.shardings) as here:
@@ -69,6 +63,13 @@ class CopiedReader:
     def read(self, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the role's column; between `begin` and `end`."""
         return self.reader.read(batch)
+
+
+def frozen_params(role: Reader, states: States) -> Params:
+    """The parameters of a frozen role, whatever the states of trained ones."""
+    del states
+    assert role.params is not None, "a run sets them before it reads"
+    return role.params
 
 
 def _copied(params: Params) -> Params:

@@ -90,7 +90,7 @@ class Reader:
         self.programs.compile_all(threads=os.cpu_count() or 1, only=asked)
 
     def _is_due(self, key: Key) -> bool:
-        return (key.rows, key.length) in self.largest
+        return not key.rows or (key.rows, key.length) in self.largest
 
     def take(self, params: Params) -> None:
         """Copies these parameters, to the reader's dtype and shards."""

@@ -61,7 +61,7 @@ def read_iteration(path: Path, order: Order) -> MeasuredIteration:
 def _refusal(path: Path, target: str, problem: str) -> UserError:
     return UserError(
         f"option --measured is {str(path)!r}: {problem}; give iteration.json of such a run on {target} "
-        "with --placement flatten, or leave it out."
+        "with --placement flatten and no tail, or leave it out."
     )
 
 

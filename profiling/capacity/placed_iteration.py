@@ -45,45 +45,39 @@ class PlacedIterations:
 
     def with_tail(
         self, candidate: Candidate, rollouts: Rollouts, half: Half
-    ) -> tuple[list[Iteration], float] | None:
-        """Returns the iterations of rollouts with a tail, and the mean seconds in which they differ
-        from those without; None: a rollout has none."""
-        found, differs_s = list[Iteration](), 0.0
-        places = candidate.placement.places
+    ) -> list[Iteration] | None:
+        """Returns the iterations of rollouts with a tail; None: a rollout has none."""
+        found: list[Iteration] = []
         for number, done in enumerate(rollouts.done):
             if (tail := with_tail(done, candidate.tail, half)) is None:
                 return None
             flat = self._one(candidate, rollouts, number)
             rest = done.workload.only(np.flatnonzero(~tail.is_read))
-            left = self._of_rest(len(places["rollout"]), rest)
-            hidden_s = sum(stage.total_s for stage in flat.stages if stage.name in left)
-            hidden_s -= sum(left.values())
+            left = self._of_rest(len(flat.devices), rest)
             stages = (
                 replace(stage, seconds=(left.get(stage.name, stage.total_s),))
                 for stage in flat.stages
             )
-            found.append(Iteration(flat.devices, tail.rollout_s, tuple(stages)))
-            differs_s += abs(tail.added_s) + abs(hidden_s)
-        return found, differs_s / len(found)
+            made_of = flat.devices, tail.rollout_s, tuple(stages)
+            found.append(Iteration(*made_of, beside=tail.read_s))
+        return found
 
-    def reads_s(self, count: int, workload: Workload) -> float:
-        """Seconds in which models on `count` devices read responses as they end."""
-        size = self.sizes[count]
-        return sum(self._read_s(size, size.packed(workload)).values())
+    def reads_s(self, count: int, packed: Packed) -> dict[str, float]:
+        """Seconds in which each model on `count` devices reads what is packed, by stage."""
+        found, size = dict[str, float](), self.sizes[count]
+        for name, seconds in size.reading(packed).items():
+            what = stage_names.predictions(size.reads[name], name)
+            found[what] = self.factors.of(what) * seconds.total
+        return found
 
     def _of_rest(self, count: int, rest: Workload) -> dict[str, float]:
         """Seconds in which all devices read what was not read before, by stage."""
         size = self.sizes[count]
-        if rest.size:
-            return self._read_s(size, size.packed(rest))
-        return {stage_names.predictions(what, name): 0.0 for name, what in size.reads.items()}
-
-    def _read_s(self, size: PlacedSize, packed: Packed) -> dict[str, float]:
-        found = dict[str, float]()
-        for name, seconds in size.reading(packed).items():
-            what = stage_names.predictions(size.reads[name], name)
-            found[what] = self.factors.of(what) * seconds.total + size.moves_s.get(name, 0.0)
-        return found
+        whats = {stage_names.predictions(what, name): name for name, what in size.reads.items()}
+        if not rest.size:
+            return dict.fromkeys(whats, 0.0)
+        read_s = self.reads_s(count, size.packed(rest))
+        return {what: read_s[what] + size.moves_s.get(name, 0.0) for what, name in whats.items()}
 
     def scaled(self, measured: StageSeconds, rollouts: Rollouts) -> "PlacedIterations":
         """Returns the iterations whose stages take as long on all devices as was measured.

@@ -18,13 +18,14 @@ from pat_jax.profiling.capacity.other_roles import OtherRoles
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.role_passes import RolePasses
 from pat_jax.profiling.capacity.update import PlannedUpdate
-from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.capacity.update_batches import Packed, prefixes_of
 from pat_jax.profiling.capacity.update_needs import inputs_bytes
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.rl.batches.packing import next_batch
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.roles import REFERENCE, TEACHER
 from pat_jax.training.trainer import CRITIC
@@ -132,6 +133,20 @@ class PlacedSize:
         trainer = self.build.whole.policy
         is_shared = shares_prompts(self.build.order.config, trainer.layout.platform)
         return self._packed(workload, is_shared=is_shared)
+
+    def packed_for(self, other: "PlacedSize", workload: Workload) -> Packed:
+        """The micro-batches of these shapes as the devices of `other` compute them."""
+        trainer, sizes = self.build.whole.policy, (workload.size, self.update.shapes)
+        is_shared = shares_prompts(self.build.order.config, trainer.layout.platform)
+        return Packed.of(workload, *sizes, other.update.work.dp, shares_prompts=is_shared)
+
+    def next_read(self, workload: Workload) -> int:
+        """How many of these responses, the first ones, a thread reads together in a rollout's tail;
+        0: it waits for others."""
+        lengths = (workload.prompts + workload.responses).tolist()
+        trainer, shapes = self.build.whole.policy, self.update.shapes
+        is_shared = shares_prompts(self.build.order.config, trainer.layout.platform)
+        return next_batch(lengths, shapes, prefixes_of(workload) if is_shared else None)
 
     def packed_early(self, workload: Workload) -> Packed:
         """The micro-batches in which models read responses while others are generated."""

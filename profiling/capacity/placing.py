@@ -6,9 +6,9 @@ alike, as a run cuts its processes.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import fmean
 
 from pat_jax.config.run import RunConfig
@@ -33,6 +33,7 @@ from pat_jax.profiling.placement.priced import (
     mean_path,
 )
 from pat_jax.profiling.placement.schedule import scheduled
+from pat_jax.profiling.simulate.machine import Workload
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Placing:
             found.append(self.best(one))
         can_stream = any(one.overlap == "gradients" for one in every)
         tails = [one for world in self._worlds for one in world.tails]
-        found += sorted(tails, key=lambda one: one.seconds or math.inf)[:1]
+        found += sorted(tails, key=lambda one: one.at_worst(ERROR))[:1]
         sources, rest = self._sources, (can_stream, len(every), self._num_cuts)
         return Placements((*named, *found), ERROR, *rest, sources)
 
@@ -167,24 +168,22 @@ class Placing:
             rest="host" if self.question.run.roles.rest == "host" else "device",
         )
 
-    def with_tail(self, left: int, *, passes: float = 1.0) -> list[Iteration]:
+    def with_tail(self, left: int, times: float = 1.0) -> list[Iteration]:
         """Returns the iterations of flatten whose rollouts have a tail from `left` responses on,
         with models waiting where it is faster; empty: there is no tail.
 
         Args:
-          passes: times that models take to read of what is believed.
+          times: by which all on halves of the devices takes longer than is believed.
         """
-        tails = [tail[0] for x in self._worlds if (tail := x._tail(left, passes)) is not None]
-        return min(tails, default=[], key=lambda x: fmean(scheduled(one).seconds for one in x))
+        tails = [tail for world in self._worlds if (tail := world._tail(left, times))]
+        return min(tails, default=[], key=_mean_s)
 
-    def _tail(self, left: int, passes: float = 1.0) -> tuple[list[Iteration], float] | None:
-        """The iterations with a tail, and the seconds in which they differ from those of flatten;
-        None: there is no tail."""
+    def _tail(self, left: int, times: float = 1.0) -> list[Iteration] | None:
         if self._tail_parts is None:
             return None
         rollouts, half = self._tail_parts
-        slower = replace(half, reads_s=lambda work: passes * half.reads_s(work))
-        return self._priced.with_tail(replace(self.flat, tail=left), rollouts, slower)
+        one = replace(self.flat, tail=left)
+        return self._priced.with_tail(one, rollouts, replace(half, times=times))
 
     @property
     def flat(self) -> Candidate:
@@ -195,10 +194,11 @@ class Placing:
     def tails(self) -> Iterator[Priced]:
         """Flatten with each tail, models waiting where the question says."""
         for left in LEFT:
-            if (tail := self._tail(left)) is not None and self._tail_parts is not None:
+            found, slower = self._tail(left), self._tail(left, 1 + ERROR)
+            if found and slower and self._tail_parts:
                 one = replace(self.flat, tail=left)
-                priced = self._scheduled(one, self._tail_parts[0], tail[0])
-                yield replace(priced, differs_s=tail[1])
+                priced = self._scheduled(one, self._tail_parts[0], found)
+                yield replace(priced, worst_s=_mean_s(slower))
 
     @cached_property
     def _tail_parts(self) -> tuple[Rollouts, Half] | None:
@@ -212,15 +212,22 @@ class Placing:
             return None
         whole, half = self._sizes[count], self._sizes[count // 2]
         machine = self._replays.machine(half.build, held)
-        if isinstance(machine, str) or held + half.copies > self.question.build.limit:
+        # No pass that only reads takes more than one with gradients.
+        taken = half.copies + half.role_bytes["policy"].temporaries
+        if isinstance(machine, str) or held + taken > self.question.build.limit:
             return None
         assert machine.memory is not None, "that of the target"
         widest = max(machine.splits, key=lambda split: split.tp)
         weights, chip = machine.memory.weights[widest], whole.target.chip
         moved_s = whole.update.transfer(rollouts.first, weights).total
         moved_s += (weights + half.copies) / chip.link_bytes_s
-        reads_s = partial(self._priced.reads_s, count // 2)
-        return rollouts, Half(replace(machine, splits=(widest,)), count // 2, moved_s, reads_s)
+        moved_s += sum(whole.moves_s.get(name, 0.0) for name in whole.reads)
+
+        def reads_s(work: Workload) -> Mapping[str, float]:
+            return self._priced.reads_s(count // 2, whole.packed_for(half, work))
+
+        one_layout = replace(machine, splits=(widest,))
+        return rollouts, Half(one_layout, moved_s, whole.next_read, reads_s)
 
     @property
     def _may_have_tail(self) -> bool:
@@ -298,3 +305,7 @@ class Placing:
     def _sources(self) -> PriceSources:
         options = self.question.options
         return PriceSources(options.profile != "", options.measured, self._priced.factors)
+
+
+def _mean_s(iterations: Sequence[Iteration]) -> float:
+    return fmean(scheduled(one).seconds for one in iterations)

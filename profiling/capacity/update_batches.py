@@ -41,7 +41,7 @@ class Packed:
           shares_prompts: whether responses to one prompt may share it.
         """
         lengths = (workload.prompts + workload.responses).tolist()
-        prefixes = _prefixes(workload) if shares_prompts else None
+        prefixes = prefixes_of(workload) if shares_prompts else None
         shapes, pairs, shared = [], [], []
         for i in range(0, len(lengths), mini_batch):
             chosen = slice(i, i + mini_batch)
@@ -64,7 +64,7 @@ class Packed:
         return sum(rows * length for rows, length in self.shapes)
 
 
-def _prefixes(workload: Workload) -> list[Prefix] | None:
+def prefixes_of(workload: Workload) -> list[Prefix] | None:
     """The prefix of each response, as in `rl.batches.prompt_prefixes`; None if unknown."""
     if workload.prompt_id is None:
         return None

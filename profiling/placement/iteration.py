@@ -1,7 +1,7 @@
 """What an iteration has to do under one placement: values that `schedule.py` puts in order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pat_jax.planning.placement import Positions
 
@@ -30,6 +30,8 @@ class Iteration:
     devices: Positions  # of the rollout
     rollout_s: float
     stages: tuple[Stage, ...]
+    # Seconds of stages beside the rollout, on devices that it has left, by name; part of its own.
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ class Schedule:
     spans: tuple[Span, ...]  # the rollout first, the others as a run launches them
     # Seconds of each stage on the path that no more devices elsewhere would shorten.
     path: Mapping[str, float]
+    beside: Mapping[str, float] = field(default_factory=dict)  # as in the iteration
+
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Seconds of each stage, on whatever devices."""
+        return {x.name: x.busy_s + self.beside.get(x.name, 0.0) for x in self.spans}
 
     @property
     def bound(self) -> str:

@@ -41,8 +41,8 @@ class Priced:
     refusal: str = ""  # why it cannot run
     is_named: bool = False  # flatten, interleave or separate
     rest: Literal["device", "host"] = "device"  # where models wait that no stage needs
-    # Seconds in which it differs from flatten, one way or the other; None: in all it has.
-    differs_s: float | None = None
+    # Seconds if all that flatten has not takes longer by the error of prices; None: all of it may.
+    worst_s: float | None = None
 
     @property
     def num_parts(self) -> int:
@@ -51,7 +51,7 @@ class Priced:
     def at_worst(self, error: float) -> float:
         """Seconds if its prices are too low by `error`, and those of flatten are right."""
         assert self.seconds is not None, "it can run"
-        return self.seconds + error * (self.seconds if self.differs_s is None else self.differs_s)
+        return (1 + error) * self.seconds if self.worst_s is None else self.worst_s
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Placements:
             return f"{chosen.name}: flatten has no room ({self.flatten.refusal})."
         if chosen is not self.flatten:
             more = f"more than the {percent(self.error)} that prices may be wrong"
-            if chosen.differs_s is not None:
-                more = f"even if prices of all that differs are wrong by {percent(self.error)}"
+            if chosen.worst_s is not None:
+                more = f"even if all on halves of the devices takes {percent(self.error)} longer"
             return (
                 f"{chosen.name}: an iteration is predicted to be {1 + self.gain(chosen):.2f} times as fast as "
                 f"with flatten, {more}."

@@ -106,4 +106,4 @@ def _schedule(iteration: Iteration, tasks: list[_Task]) -> Schedule:
             path[ROLLOUT] = final.begin_s
         final = final.cause
     seconds = max(span.end_s for span in spans)
-    return Schedule(seconds, tuple(spans), path or {ROLLOUT: seconds})
+    return Schedule(seconds, tuple(spans), path or {ROLLOUT: seconds}, iteration.beside)

@@ -137,6 +137,23 @@ def fills(
     return are_full(packing.shapes, tokens, micro_shapes)
 
 
+def next_batch(
+    lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
+) -> int:
+    """Returns how many of the examples, the first ones, to compute with now: those that the largest
+    micro-batch has room for, or fewer that fill smaller ones; 0: wait for others.
+
+    The arguments are those of `pack_rows`.
+    """
+    most, tokens, count = math.prod(micro_shapes[-1]), 0, 0
+    for length in lengths:
+        tokens += length
+        if count and tokens > most:
+            return count
+        count += 1
+    return count if count and fills(lengths, micro_shapes, prefixes) else 0
+
+
 def are_full(shapes: Sequence[Shape], tokens: int, micro_shapes: Sequence[Shape]) -> bool:
     """Returns whether packed micro-batches have little padding, or one of the largest shape has
     room for none of the other examples."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from threading import Lock
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.gathering import Gatherer, Gathers, is_any, least_that
+from pat_jax.common.gathering import Gatherer, Gathers, is_any
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -127,18 +128,21 @@ class RewardModel:
             waiting, self._waiting = self._waiting, []
         self._score_all(shares, waiting, self._score)
 
-    def score_some(self, score: Score, fills: Callable[[Sequence[int]], bool]) -> bool:
+    def score_some(self, score: Score, next_batch: Callable[[Sequence[int]], int]) -> bool:
         """Scores some of the responses that wait, while others are generated.
 
         Args:
           score: the model on other devices than its own.
-          fills: as in `RewardModel`, of that model's batches.
+          next_batch: how many texts of so many tokens, the first ones, to score now.
 
         Returns:
           Whether enough waited.
         """
         with self._lock:
-            count = least_that(lambda n: _fill(fills, self._waiting[:n]), len(self._waiting))
+            lengths = [_lengths([each]) for each in self._waiting]
+            texts, count = next_batch(list(chain(*lengths))), 0
+            while texts > 0:
+                texts, count = texts - len(lengths[count]), count + 1
             some, self._waiting = self._waiting[:count], self._waiting[count:]
         self._score_all(Alone(), some, score)
         return count > 0
@@ -177,5 +181,10 @@ class RewardModel:
 
 
 def _fill(fills: Callable[[Sequence[int]], bool], waiting: Sequence[_Waiting]) -> bool:
+    return fills(_lengths(waiting))
+
+
+def _lengths(waiting: Sequence[_Waiting]) -> list[int]:
+    """The tokens of each text, equal ones once."""
     texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
-    return fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
+    return [len(one) // np.dtype(np.int32).itemsize for one in texts]

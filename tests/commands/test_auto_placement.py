@@ -1,6 +1,6 @@
 """`train --placement auto`: what is chosen, why, and with which options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -12,13 +12,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.profiling.capacity.placed_size import PlacedSize
 from pat_jax.profiling.capacity.placing import Placing
-from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.priced import Priced
 from pat_jax.profiling.predict.targets import PaperDevice, Target
-from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.run.start.places import Places
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -91,21 +88,16 @@ def test_a_faster_placement_is_one_that_the_run_takes(
 
 
 def test_a_tail_that_pays_is_one_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):
-    """Were reading much slower than it is."""
-    reading = PlacedSize.reading
+    """Were its seconds half of what they are."""
+    tails = Placing.tails.fget
+    assert tails
 
-    def slowly(self: PlacedSize, packed: Packed) -> dict[str, Seconds]:
-        return {name: x.times(40) for name, x in reading(self, packed).items()}
+    def faster(self: Placing) -> Iterator[Priced]:
+        for one in tails(self):
+            yield replace(one, seconds=(one.seconds or 0) / 2, worst_s=(one.worst_s or 0) / 2)
 
-    monkeypatch.setattr(PlacedSize, "reading", slowly)
-    options = [
-        "--model",
-        "qwen3-0.6b",
-        "--algorithm.beta",
-        "0.1",
-        "--algorithm.scale_rewards",
-        "batch",
-    ]
+    monkeypatch.setattr(Placing, "tails", property(faster))
+    options = ["--algorithm.beta", "0.1", "--algorithm.scale_rewards", "batch"]
     chosen = chosen_placement(config_of(*options), devices_of("h100:4"))
     placement = chosen.config.placement
     assert placement == PlacementConfig(tail=placement.tail) and placement.tail > 0

@@ -1,6 +1,7 @@
 """What a plan says of placements: prices, memory, and the choice."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.iteration import Iteration
+from pat_jax.profiling.placement.priced import Priced
 from pat_jax.profiling.placement.schedule import scheduled
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import Seconds
@@ -93,29 +95,27 @@ def test_a_tail_is_priced_beside_flatten(report: PlanReport):
     (tail,) = [x for x in report.placements.candidates if x.candidate.tail]
     flat = report.placements.flatten
     assert tail.name == f"flatten, tail {tail.candidate.tail}" and tail.name in plan_text(report)
-    assert tail.seconds and flat.seconds and tail.differs_s
-    assert abs(tail.seconds - flat.seconds) <= tail.differs_s
-    assert report.placements.chosen is flat or tail.at_worst(0.1) < flat.seconds
+    assert tail.seconds and tail.worst_s and tail.seconds < tail.worst_s
+    # Nothing of what both have is in the error: the rollout up to the tail, and the updates.
+    assert tail.worst_s < 1.1 * tail.seconds
+    assert report.placements.chosen is flat  # a tiny model reads in no time
 
 
-def test_a_tail_is_chosen_where_reading_takes_long(monkeypatch: pytest.MonkeyPatch):
-    reading = PlacedSize.reading
+def test_a_tail_is_chosen_where_it_pays_even_if_prices_are_wrong(monkeypatch: pytest.MonkeyPatch):
+    """Were its seconds half of what they are."""
+    tails = Placing.tails.fget
+    assert tails
 
-    def slowly(self: PlacedSize, packed: Packed) -> dict[str, Seconds]:
-        return {name: x.times(8) for name, x in reading(self, packed).items()}
+    def faster(self: Placing) -> Iterator[Priced]:
+        for one in tails(self):
+            yield replace(one, seconds=(one.seconds or 0) / 2, worst_s=(one.worst_s or 0) / 2)
 
-    monkeypatch.setattr(PlacedSize, "reading", slowly)
-    found = placing(PPO.replace("tiny", "qwen3-0.6b") + "--model qwen3-0.6b").placements()
-    chosen, flat = found.chosen, found.flatten
-    assert chosen.candidate.tail and chosen.candidate.placement.is_flat
-    assert chosen.seconds and flat.seconds and chosen.seconds < flat.seconds
-    assert "even if prices of all that differs are wrong by 10.0 %" in found.reason
-    assert chosen.schedule and flat.schedule
-    hidden = "values of the critic"
-    ours, theirs = (
-        {x.name: x.busy_s for x in one.spans} for one in (chosen.schedule, flat.schedule)
-    )
-    assert ours[hidden] < theirs[hidden] and ours[ROLLOUT] > theirs[ROLLOUT]
+    monkeypatch.setattr(Placing, "tails", property(faster))
+    found = placing(PPO).placements()
+    assert found.chosen.candidate.tail and found.chosen.candidate.placement.is_flat
+    assert "even if all on halves of the devices takes 10.0 % longer" in found.reason
+    ours, flat = found.chosen.schedule, found.flatten.schedule
+    assert ours and flat and ours.stage_s.keys() == flat.stage_s.keys()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pat_jax.common.gathering import Gathering, least_that
+from pat_jax.common.gathering import Gathering
 
 
 def test_what_comes_while_the_thread_is_busy_is_handed_over_together():
@@ -54,9 +52,3 @@ def test_an_error_is_raised_by_what_comes_next_and_by_waiting():
         for again in (gathering.wait, lambda: gathering.add(1)):
             with pytest.raises(ValueError, match="no device"):
                 again()
-
-
-@given(st.integers(1, 60), st.integers(0, 50))
-def test_the_least_that_is_enough_is_found_up_to_twice(needed: int, most: int):
-    found = least_that(lambda count: count >= needed, most)
-    assert found == 0 if most < needed else needed <= found <= min(most, 2 * needed)

@@ -109,11 +109,14 @@ def test_smaller_errors_need_smaller_gains():
 
 def test_what_differs_little_may_gain_little():
     flatten, tail = priced("flatten", 100.0), priced("flatten, tail 16", 96.0)
-    assert chosen(flatten, replace(tail, differs_s=39.0)).chosen.name == "flatten, tail 16"
-    found = chosen(flatten, priced("separate", 95.0), replace(tail, differs_s=39.0))
+    assert chosen(flatten, replace(tail, worst_s=99.9)).chosen.name == "flatten, tail 16"
+    found = chosen(flatten, priced("separate", 95.0), replace(tail, worst_s=99.9))
     assert found.chosen.name == "flatten, tail 16"
-    assert "1.04 times as fast as with flatten, even if prices of all that" in found.reason
-    assert chosen(flatten, replace(tail, differs_s=41.0)).chosen.name == "flatten"
+    assert (
+        "1.04 times as fast as with flatten, even if all on halves of the devices takes 10.0 % longer"
+        in found.reason
+    )
+    assert chosen(flatten, replace(tail, worst_s=100.1)).chosen.name == "flatten"
 
 
 def test_of_candidates_about_as_fast_the_one_with_fewest_parts_is_chosen():

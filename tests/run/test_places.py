@@ -108,6 +108,8 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.tail 8 --train false", "0 with --train false"),
         ("--placement.tail 8 --lora.rank 4", "0 with --lora.rank"),
         ("--placement.tail -1", "placement.tail is -1"),
+        ("--placement.tail 256", "placement.tail is 256: expected less than the 128 responses"),
+        ("--placement.tail 8 --switch_to dp1tp8 --switch_at 4", "0 with --switch_to"),
         ("--placement both", "placement.name is 'both'"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from placed_runs import Ended, differences, ended
 from runs import QWEN3, TINY, run, write_checkpoint
 
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.setup import build
 from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.copied_reader import CopiedReader
 
@@ -67,7 +71,7 @@ def test_three_iterations_of_ppo_are_the_same_with_a_tail(
     assert len(other.rows) == 3
     for row in other.rows:
         assert row["rollout/layouts"].endswith("dp1tp2")
-        assert row["reward/early_seconds"] > 0 and row["reward/early_waited_seconds"] >= 0
+        assert row["reward/early_seconds"] > 0 and row["reward/early_waited_seconds"] > 0
 
 
 @pytest.mark.usefixtures("slow_tails")
@@ -99,3 +103,29 @@ def test_a_second_batch_of_an_iteration_begins_on_all_devices_again(tmp_path: Pa
         assert other["rollout/layouts"].endswith("dp1tp2")
         for value in ("rollout/tokens", "reward/mean", "train/loss"):
             assert other[value] == pytest.approx(flat[value], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--speculation.source early_exit:1", "0 with drafts that a model generates"),
+        ("", "0 where no model reads responses before an update"),
+    ],
+)
+def test_a_run_that_can_have_no_tail_is_told(tmp_path: Path, options: str, expected: str):
+    config = parse([*TINY, "--devices", "2", "--placement.tail", "4", *options.split()])
+    with pytest.raises(OptionError) as error:
+        build(replace(config, run_dir=str(tmp_path)), jax.devices()[:2])
+    assert f"placement.tail is 4: expected {expected}" in str(error.value)
+
+
+@pytest.mark.slow  # a run
+def test_a_tail_in_which_only_a_reward_model_reads_says_how_long(tmp_path: Path, judge: Path):
+    options = f"""
+        --devices 4 --rollout.prompts_per_step 8 --rollout.num_generations 8 --steps 1
+        --algorithm.mini_batch_size 8 --eval.every 0 --reward model:{judge}
+    """
+    run(*TINY, *options.split(), *TAIL, "--run_dir", str(tmp_path / "run"))
+    (row,) = [x for x in read_metrics(tmp_path / "run" / "metrics.jsonl") if x["step"] == 1]
+    assert row["rollout/layouts"].endswith("dp1tp2")
+    assert {"reward/early_seconds", "reward/early_waited_seconds"} <= row.keys()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pat_jax.rl.algorithm.logprobs import next_tokens
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.run import tail_reads
 from pat_jax.run.start.tail import CopiedJudge, TailModels
 from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.copied_reader import CopiedReader
@@ -65,10 +67,23 @@ class Copy:
         return doubled(batch)
 
 
-def reads(copy: Copy, judges: Sequence[CopiedJudge] = (), *, shares: bool = False) -> TailReads:
+def reads(
+    copy: Copy,
+    judges: Sequence[CopiedJudge] = (),
+    *,
+    shares: bool = False,
+    whole_sizes: list[int] | None = None,
+) -> TailReads:
+    """`whole_sizes` notes how many responses all devices read."""
     copies = [cast(CopiedReader, copy)]
     models = TailModels(4, cast(Any, None), (), copies, judges, copies)
-    whole = Prediction("doubles", frozenset(), True, doubled)
+
+    def on_all(batch: TrainBatch) -> TrainBatch:
+        if whole_sizes is not None:
+            whole_sizes.append(len(batch.places))
+        return doubled(batch)
+
+    whole = Prediction("doubles", frozenset(), True, on_all)
     return TailReads(models, [whole], SHAPES, {}, shares)
 
 
@@ -77,8 +92,8 @@ def reads(copy: Copy, judges: Sequence[CopiedJudge] = (), *, shares: bool = Fals
 def test_every_column_is_read_once_in_the_tail_or_after_it(
     order: list[int], begin: int, shares: bool
 ):
-    copy = Copy()
-    tail = reads(copy, shares=shares)
+    copy, rest = Copy(), list[int]()
+    tail = reads(copy, shares=shares, whole_sizes=rest)
     for index in order[:begin]:
         tail.add(index, response(index))
     with tail.reading():
@@ -91,7 +106,8 @@ def test_every_column_is_read_once_in_the_tail_or_after_it(
     tail.wait(24)
     expected = [2.0 * response(i).tokens for i in range(24)]
     np.testing.assert_equal(tail.columns["doubles"], expected)
-    assert sum(copy.sizes) <= 24 and (copy.sizes != []) == (tail.busy_seconds > 0)
+    assert sum(copy.sizes) + sum(rest) == 24 and len(rest) <= 1  # each is read once
+    assert (copy.sizes != []) == (tail.busy_seconds > 0)
 
 
 def test_without_a_tail_all_is_read_afterwards():
@@ -126,6 +142,35 @@ def test_an_error_of_the_rollout_ends_the_thread():
     with pytest.raises(ValueError, match="of the rollout"), tail.reading():
         raise ValueError("of the rollout")
     assert tail.has_ended and not copy.is_there
+
+
+def test_copies_are_there_until_the_thread_has_ended_though_a_signal_comes():
+    """As one that comes while the main thread waits for the other."""
+    copy, may_end, waits = Copy(), threading.Event(), list[bool]()
+
+    def slowly(batch: TrainBatch) -> TrainBatch:
+        copy.has_read.set()
+        assert may_end.wait(30)
+        assert copy.is_there
+        return doubled(batch)
+
+    copy.read = slowly  # pyright: ignore[reportAttributeAccessIssue]
+    tail = reads(copy)
+    for index in range(24):
+        tail.add(index, response(index))
+
+    def interrupted(work: Sequence[Any]) -> None:
+        waits.append(work[0].done())
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        may_end.set()
+        wait(work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_reads, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt), tail.reading():
+            assert copy.has_read.wait(30)
+    assert waits == [False, False] and tail.has_ended and not copy.is_there
 
 
 class Judge:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.engine import RolloutEngine, Tail
 from pat_jax.engine.sizing.memory import memory_model
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
@@ -21,7 +21,6 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
-from pat_jax.run.generation import RolloutTail
 from pat_jax.run.setup import Setup
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ def rollout_tail(
     setup: Setup,
     lengths: LengthModel,
     load_weights: Callable[[Layout], Params],
-) -> RolloutTail | None:
+) -> Tail | None:
     """Runs the programs of a rollout's tail, and returns where it continues; None: it has none."""
     if (tail := setup.tail) is None:
         return None
@@ -57,7 +56,7 @@ def rollout_tail(
     made_of = tail.engine.specs, config.rollout
     memory = memory_model(*made_of, limit=setup.memory.limit, resident=resident)
     planner = _planner(config, tail.engine, measured, lengths, memory)
-    return RolloutTail(tail.engine, planner, tail.at)
+    return Tail(tail.engine, planner, tail.at)
 
 
 def keep_profile(

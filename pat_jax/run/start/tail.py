@@ -6,6 +6,7 @@ options, roles and devices. Does not know when the tail begins.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -19,7 +20,7 @@ from pat_jax.run.start.placed_layouts import PlacedLayouts
 from pat_jax.run.start.places import Places
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.training.build_copies import copied_readers, half_layouts
-from pat_jax.training.copied_reader import CopiedReader
+from pat_jax.training.copied_reader import CopiedReader, frozen_params
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Prediction, Roles
 from pat_jax.training.text_scorer import TextScorer
@@ -34,7 +35,7 @@ class CopiedJudge:
 
     def score_some(self) -> bool:
         """Scores some of the responses that wait; returns whether there were enough."""
-        return self.scores.score_some(self.scorer, self.scorer.fills)
+        return self.scores.score_some(self.scorer, self.scorer.next_batch)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class TailModels:
             shard_bytes(roles.resident_on(self.devices)),
             shard_bytes([reader.abstract_params for reader in self.readers]),
         )
-        programs = [(x.programs, key) for x in self.readers for key in x.programs]
+        # What `gather` gives is a copy.
+        every = [(x.programs, key) for x in self.readers for key in x.programs]
+        programs = [pair for pair in every if pair[1].name == "predict"]
         taken = max((table.bytes_taken(key) or 0 for table, key in programs), default=0)
         if (needed := held + copies + taken) > limit:
             raise UserError(
@@ -124,7 +127,8 @@ def build_tail(
     for one in reward_models.values():
         source, target = half_layouts(config, one.reader.held, second)
         scorer = one.scorer_in(target)
-        copies.append(CopiedReader(scorer.reader, one.reader.held, source, one.present))
+        params = partial(frozen_params, one.reader)
+        copies.append(CopiedReader(scorer.reader, one.reader.held, source, params))
         judges.append(CopiedJudge(one.scores, scorer))
     expected = (
         "0 where no model reads responses before an update (no reference, critic or reward model)"
