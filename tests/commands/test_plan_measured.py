@@ -262,7 +262,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), BAD)
 def test_a_file_that_is_no_such_iteration_is_refused(written, changes, words: str):
-    with pytest.raises(UserError, match="--placement flatten, or leave it out") as caught:
+    with pytest.raises(
+        UserError, match="--placement flatten and no tail, or leave it out"
+    ) as caught:
         placing("--measured", written(**changes))
     assert words in str(caught.value) and "option --measured is" in str(caught.value)
 
