@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -19,6 +20,8 @@ class Gathers(Protocol[T_contra]):
 
     def wait(self) -> None: ...
 
+    def left(self) -> list[Any]: ...
+
 
 @runtime_checkable
 class Gatherer(Protocol):
@@ -28,16 +31,26 @@ class Gatherer(Protocol):
         self,
         do: Callable[[list[T]], None],
         key: Callable[[T], Hashable],
-        is_enough: Callable[[Sequence[T]], bool] = ...,
+        choose: Callable[[Sequence[T]], Sequence[int]] = ...,
     ) -> Gathers[T]:
         """Returns what hands gathered work to `do`. `key` names a piece of work, the same in every
-        process; `is_enough` is that of `Gathering`."""
+        process; `choose` is that of `Gathering`."""
         ...
 
 
 def is_any(waiting: Sequence[Any]) -> bool:
     """Whether anything waits."""
     return bool(waiting)
+
+
+def everything(waiting: Sequence[Any]) -> Sequence[int]:
+    """Chooses all that waits."""
+    return range(len(waiting))
+
+
+def all_if(is_enough: Callable[[Sequence[T]], bool], waiting: Sequence[T]) -> Sequence[int]:
+    """Chooses all that waits once it is enough."""
+    return range(len(waiting) if is_enough(waiting) else 0)
 
 
 class Gathering(Generic[T]):
@@ -47,37 +60,36 @@ class Gathering(Generic[T]):
     Args:
       thread: an executor of one thread.
       do: takes what has gathered, at least one.
-      is_enough: whether what waits is handed over before `ask` or `wait`.
+      choose: which of what waits is handed over before `ask` or `wait`, by position.
     """
 
     def __init__(
         self,
         thread: Executor,
         do: Callable[[list[T]], None],
-        is_enough: Callable[[Sequence[T]], bool] = is_any,
+        choose: Callable[[Sequence[T]], Sequence[int]] = everything,
     ):
-        self._thread, self._do, self._is_enough, self._lock = thread, do, is_enough, Lock()
+        self._thread, self._do, self._choose, self._lock = thread, do, choose, Lock()
         self._waiting: list[T] = []
         self._tasks: list[Future[None]] = []
-        self._is_asked = False  # a task that has not begun takes along what comes
+        self._is_due = False  # a task that has not begun takes along what comes
+        self._is_asked = False  # for all that waits
 
     def add(self, one: T) -> None:
         """Adds one, and returns at once. Any thread may call it.
 
         Raises whatever the function has raised before.
         """
-        for task in [each for each in self._tasks if each.done()]:
-            task.result()
+        self._check()
         with self._lock:
             self._waiting.append(one)
-            if not self._is_asked and self._is_enough(self._waiting):
-                self._submit()
+            self._look()
 
     def ask(self) -> None:
         """Hands over what waits, and returns at once."""
         with self._lock:
-            if self._waiting and not self._is_asked:
-                self._submit()
+            self._is_asked = bool(self._waiting)
+            self._look()
 
     def wait(self) -> None:
         """Waits until all that was added is done. Raises whatever the function has raised."""
@@ -85,11 +97,32 @@ class Gathering(Generic[T]):
         for task in self._tasks:
             task.result()
 
-    def _submit(self) -> None:
-        self._tasks.append(self._thread.submit(self._take))
-        self._is_asked = True
+    def left(self) -> list[T]:
+        """Returns what was added and is not done, once the thread has ended. Raises whatever the
+        function has raised."""
+        self._check()
+        return [*self._waiting]
+
+    def _check(self) -> None:
+        for task in [each for each in self._tasks if each.done() and not each.cancelled()]:
+            task.result()
+
+    def _chosen(self) -> Sequence[int]:
+        return range(len(self._waiting)) if self._is_asked else self._choose(self._waiting)
+
+    def _look(self) -> None:
+        if not self._is_due and self._chosen():
+            with suppress(RuntimeError):  # a thread that has ended begins nothing: it is left
+                self._tasks.append(self._thread.submit(self._take))
+                self._is_due = True
 
     def _take(self) -> None:
         with self._lock:
-            waiting, self._waiting, self._is_asked = self._waiting, [], False
-        self._do(waiting)
+            chosen, waiting = self._chosen(), self._waiting
+            some, others = [waiting[i] for i in chosen], {*range(len(waiting))} - {*chosen}
+            self._waiting = [waiting[i] for i in sorted(others)]
+            self._is_due = self._is_asked = False
+        if some:
+            self._do(some)
+        with self._lock:
+            self._look()

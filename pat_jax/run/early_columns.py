@@ -12,7 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from pat_jax.common.gathering import is_any
+from pat_jax.common.gathering import all_if, is_any
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import Rollout
 
@@ -34,8 +34,10 @@ def _number(ended: tuple[int, Rollout]) -> int:
     return ended[0]
 
 
-def _fill(fills: Callable[[Sequence[Rollout]], bool], ended: Sequence[tuple[int, Rollout]]) -> bool:
-    return fills([rollout for _, rollout in ended])
+def _choose(
+    fills: Callable[[Sequence[Rollout]], bool], ended: Sequence[tuple[int, Rollout]]
+) -> Sequence[int]:
+    return all_if(lambda some: fills([rollout for _, rollout in some]), ended)
 
 
 @dataclass
@@ -53,7 +55,7 @@ class EarlyColumns:
         self._found: dict[str, dict[int, np.ndarray]] = {}
         self._ended = [
             lane.thread.gathering(
-                partial(self._read, lane.predict), _number, partial(_fill, lane.fills)
+                partial(self._read, lane.predict), _number, partial(_choose, lane.fills)
             )
             for lane in self.lanes
         ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
-from pat_jax.common.gathering import is_any
+from pat_jax.common.gathering import all_if, is_any
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.timeline import stage
 from pat_jax.planning import stage_names
@@ -58,8 +58,9 @@ class EarlyGradients:
     def __post_init__(self):
         self._missing, self._is_over = [self.parts] * self.num_groups, False
         self._sums: dict[str, SummedGradients] = {}
+        choose = partial(all_if, self._is_enough)
         self._complete = [
-            lane.thread.gathering(partial(self._add, lane.roles), int, self._is_enough)
+            lane.thread.gathering(partial(self._add, lane.roles), int, choose)
             for lane in self.lanes
         ]
 

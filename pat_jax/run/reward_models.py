@@ -88,7 +88,8 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
     scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
     given: Any = {"max_length": max_length, "pad_id": found.pad_id, "fills": scorer.fills}
-    scores = RewardModel(spec, found.tokenizer, scorer, **given)
+    has_tail = config.placement.tail > 0  # in which a thread scores what has ended
+    scores = RewardModel(spec, found.tokenizer, scorer, **given, is_everywhere=has_tail)
     again = partial(scorer_in, options, texts, scorer.reader.held.policy)
     return RewardRole(name, scorer.reader, scores, again)
 

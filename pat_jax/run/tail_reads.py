@@ -1,30 +1,32 @@
 """What models read of a batch while its last responses are generated on half of the devices.
 
 Once a rollout has left the other half, a thread reads there what has ended, with copies of the
-models. What it has not read when the rollout ends is read on all devices. Knows roles and one
-thread. Does not know what the columns are for.
+models. What it has not read when the rollout ends is read on all devices. With several processes
+the threads of all read the same responses in the same order. Knows roles and one thread. Does not
+know what the columns are for.
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from threading import Event, Lock
+from functools import partial
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from pat_jax.common.gathering import Gathers
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import read_prefixes
 from pat_jax.rl.batches.packing import Shape, next_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Columns
 from pat_jax.run.lanes import length_of, predicted
-from pat_jax.run.start.tail import TailModels
+from pat_jax.run.process.stop_signals import Stopped
+from pat_jax.run.start.tail import CopiedJudge, TailModels
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.roles import Prediction, Roles, States
-
-LOOK_S = 0.05  # between two looks whether enough has ended
 
 
 @dataclass
@@ -48,9 +50,7 @@ class TailReads:
     columns: Columns = field(default_factory=dict)  # once all are there
     _ended: dict[int, Rollout] = field(default_factory=dict)
     _found: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by response
-    _is_over: Event = field(default_factory=Event)
-    _lock: Lock = field(default_factory=Lock)
-    _work: Future[None] | None = None
+    _reading: Gathers[int] | None = None  # in the tail
 
     @classmethod
     def of_run(
@@ -61,36 +61,41 @@ class TailReads:
         shared = shares_prompts(config, roles.policy.layout.platform)
         return cls(models, reads, roles.micro_shapes, states, shared)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the thread has ended."""
-        return self._work is not None and self._work.done()
-
     def add(self, index: int, ended: Rollout) -> None:
         """Adds the response `index`, which has ended. Raises whatever the thread has raised."""
-        if self._work is not None and self.has_ended:
-            self._work.result()
-        with self._lock:
-            self._ended[index] = ended
+        self._ended[index] = ended
+        if self._reading is not None:
+            self._reading.add(index)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Reads what has ended while this is entered. Nothing else may use the half meanwhile.
+        """Reads what has ended while this is entered. Nothing else may use the half meanwhile. All
+        processes must enter and leave it at the same point.
 
         Raises whatever the thread has raised."""
-        with ExitStack() as copies:
+        with ExitStack() as stack:
             for copy in self.models.copies:
-                copies.callback(copy.end)
+                stack.callback(copy.end)
                 copy.begin(self.states)
-            pool = ThreadPoolExecutor(1, thread_name_prefix="tail")
-            self._work = pool.submit(self._read_on)
-            pool.shutdown(wait=False)
+            thread = LaneThread("tail")
             # Twice: a signal may end the first wait, and the copies are still read.
-            copies.callback(wait, [self._work])
-            copies.callback(wait, [self._work])
-            copies.callback(self._is_over.set)
-            yield
-        self._work.result()
+            stack.callback(thread.close)
+            stack.callback(thread.close)
+            self._reading = thread.gathering(self._read_some, int, self._next)
+            for index in self._ended:
+                self._reading.add(index)
+            for judge in self.models.judges:
+                score, next_batch = partial(self._scored, judge), judge.scorer.next_batch
+                judge.scores.score_on(thread, score, next_batch)
+                stack.callback(judge.scores.score_on, None)
+            try:
+                yield
+            except Stopped:  # in every process at the same point: what one has begun all complete
+                thread.finish()
+                raise
+            thread.finish()
+            self._reading.left()  # raises what the thread has raised
+            self._reading = None
 
     def ask(self) -> None:
         """What waits is read on all devices, by `wait`."""
@@ -106,28 +111,31 @@ class TailReads:
         """Returns the columns of some responses, which were read."""
         return {x.column: [self._found[i][x.column] for i in indices] for x in self.reads}
 
-    def _read_on(self) -> None:
-        while not self._is_over.is_set():
-            start = time.perf_counter()
-            has_read = self._read(self._next(), self.models.reads)
-            has_scored = [judge.score_some() for judge in self.models.judges]
-            if has_read or any(has_scored):
-                self.busy_seconds += time.perf_counter() - start
-            else:
-                self._is_over.wait(LOOK_S)
+    def _read_some(self, some: Sequence[int]) -> None:
+        start = time.perf_counter()
+        self._read(some, self.models.reads)
+        self.busy_seconds += time.perf_counter() - start
 
-    def _next(self) -> list[int]:
-        """Returns the responses of the next micro-batch; none: there are too few."""
-        with self._lock:  # those to one prompt together, which they may share
-            left = sorted(i for i in self._ended if i not in self._found)
-        rollouts = [self._ended[i] for i in left]
+    def _scored(
+        self, judge: CopiedJudge, texts: Sequence[Int[np.ndarray, " _"]]
+    ) -> Float[np.ndarray, " texts"]:
+        start = time.perf_counter()
+        scores = judge.scorer(texts)
+        self.busy_seconds += time.perf_counter() - start
+        return scores
+
+    def _next(self, waiting: Sequence[int]) -> Sequence[int]:
+        """Chooses the responses of the next micro-batch by their positions; none: there are too
+        few."""
+        # Those to one prompt together, which they may share.
+        order = sorted(range(len(waiting)), key=waiting.__getitem__)
+        rollouts = [self._ended[waiting[place]] for place in order]
         shared = read_prefixes(rollouts) if self.shares_prompts else None
-        return left[: next_batch(list(map(length_of, rollouts)), self.micro_shapes, shared)]
+        return order[: next_batch(list(map(length_of, rollouts)), self.micro_shapes, shared)]
 
-    def _read(self, some: Sequence[int], reads: Sequence[Prediction]) -> bool:
+    def _read(self, some: Sequence[int], reads: Sequence[Prediction]) -> None:
         if some:
             chosen, shares = [self._ended[i] for i in some], self.shares_prompts
             found = predicted(reads, self.micro_shapes, chosen, shares_prompts=shares)
             for k, i in enumerate(some):
                 self._found[i] = {name: values[k] for name, values in found.items()}
-        return len(some) > 0

@@ -26,7 +26,8 @@ from pat_jax.training.trainer import CRITIC, Trainer
 class HalfLayouts(NamedTuple):
     """Layouts of a role on half of its devices."""
 
-    source: Layout  # of all its devices, each half of which holds all parameters
+    # Of all its devices. Each half holds all parameters, or each process if there are several.
+    source: Layout
     target: Layout  # of the half, with the same shards
 
 
@@ -37,7 +38,8 @@ def half_layouts(config: RunConfig, held: TrainableParams, half: Sequence[Device
       OptionError: the half divides the model in another way than all devices.
     """
     whole, model = held.layout, held.policy.config
-    size = min(config.fsdp_size or len(half), len(half))
+    processes = len({device.process_index for device in half})
+    size = copy_shards(config.fsdp_size, len(half), processes)
     source = least_tp(list(whole.mesh.devices.flat), model, fsdp_size=size)
     target = replace(least_tp(half, model, fsdp_size=size), kernels=whole.kernels)
     is_alike = source.split.tp == target.split.tp == whole.split.tp
@@ -46,6 +48,18 @@ def half_layouts(config: RunConfig, held: TrainableParams, half: Sequence[Device
     )
     require(is_alike, "placement.tail", config.placement.tail, expected)
     return HalfLayouts(source, target)
+
+
+def copy_shards(fsdp_size: int, half: int, num_processes: int = 1) -> int:
+    """Returns over how many of the `half` devices each copy of a model is divided.
+
+    Each process must hold all parts that its devices of the half need. Where the model is divided
+    inside each process (`fsdp_size`), so are its copies.
+    """
+    inside = half // num_processes
+    if fsdp_size and fsdp_size <= 2 * inside:
+        return min(fsdp_size, inside)
+    return min(half, 2 * inside)
 
 
 def copied_readers(

@@ -73,13 +73,12 @@ def carried(tree: Any, shardings: Any) -> Any:
     processes, each shard must be one that a device of the same process holds."""
     first, *_ = leaves = jax.tree.leaves(tree)
     target, *_ = jax.tree.leaves(shardings)
-    if not first.sharding.device_set.isdisjoint(target.device_set):
-        # On the same devices buffers are taken over. Those of others are freed with `tree`.
-        return jax.device_put(tree, shardings)
+    # On the same devices buffers are taken over. Those of others are freed with `tree`.
+    is_apart = first.sharding.device_set.isdisjoint(target.device_set)
     if first.sharding.is_fully_addressable:
-        return moved(tree, shardings)
+        return moved(tree, shardings) if is_apart else jax.device_put(tree, shardings)
     there = copied_inside(leaves, jax.tree.leaves(shardings))
-    for leaf in leaves:
+    for leaf in leaves if is_apart else ():
         leaf.delete()
     return jax.tree.unflatten(jax.tree.structure(tree), there)
 
@@ -87,8 +86,8 @@ def carried(tree: Any, shardings: Any) -> Any:
 def copied_inside(
     leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
-    """Copies shards between devices of this process. Devices that hold the same shard are read in
-    turn."""
+    """Copies shards between devices of this process. A device that holds its shard already keeps
+    it. Others that hold the same shard are read in turn."""
     shards: list[jax.Array] = []
     devices: list[Device] = []
     for leaf, sharding in zip(leaves, shardings, strict=True):
@@ -98,7 +97,8 @@ def copied_inside(
         wanted = sharding.addressable_devices_indices_map(leaf.shape)
         for i, (device, part) in enumerate(wanted.items()):
             same = held[_bounds(part, leaf.shape)]
-            shards.append(same[i % len(same)])
+            own = (shard for shard in same if device in shard.devices())
+            shards.append(next(own, same[i % len(same)]))
             devices.append(device)
     copies = iter(jax.device_put(shards, devices))
     return [

@@ -14,6 +14,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.training.carrier import carried
 from pat_jax.training.reader import Reader
 from pat_jax.training.rest import fetched
 from pat_jax.training.roles import States
@@ -52,8 +53,7 @@ class CopiedReader:
         """Copies the parameters. All of the role's devices take part."""
         with fetched(self.params(states), self.held.shardings) as here:
             gathered = self.reader.programs[self._gather](here)
-            # No buffer is deleted: the copy may have some of those of `gathered`.
-            copied = jax.device_put(gathered, self.reader.held.shardings)
+            copied = carried(gathered, self.reader.held.shardings)
             self.reader.params = jax.block_until_ready(copied)
 
     def end(self) -> None:

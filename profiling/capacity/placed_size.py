@@ -27,6 +27,7 @@ from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import next_batch
 from pat_jax.training.build import shares_prompts
+from pat_jax.training.build_copies import copy_shards
 from pat_jax.training.roles import REFERENCE, TEACHER
 from pat_jax.training.trainer import CRITIC
 
@@ -206,13 +207,16 @@ class PlacedSize:
             found[name] = RoleBytes(between, visiting, gradients, temporaries)
         return found
 
-    @cached_property
-    def copies(self) -> int:
-        """Bytes of a device for copies of the models that read before an update."""
-        whole = self.build.whole
+    def copies(self, num_cuts: int) -> float:
+        """Bytes of a device for copies of the models that read before an update, on this half of
+        `num_cuts` groups of devices."""
+        whole, count = self.build.whole, self.target.num_devices
+        fsdp_size = self.build.order.config.fsdp_size
+        divided = min(fsdp_size or count, count)
+        times = divided / copy_shards(fsdp_size, count, num_cuts)
         trained = {("policy" if x is whole.policy else CRITIC): x for x in whole.trained}
         held = {**whole.readers, **trained}
-        return sum(shard_bytes(held[name].abstract_params) for name in self.reads)
+        return times * sum(shard_bytes(held[name].abstract_params) for name in self.reads)
 
     def _of_readers(self) -> Iterator[tuple[str, RoleBytes]]:
         for name, reader in self.build.whole.readers.items():

@@ -205,22 +205,26 @@ class Placing:
         """Rollouts on all devices, and what works in their tails; None: they have none."""
         count = len(self.flat.placement.places["rollout"])
         # Halves of a power of two have its layouts.
-        if self._num_cuts > 1 or count.bit_count() != 1 or not self._may_have_tail:
+        if count.bit_count() != 1 or not self._may_have_tail:
             return None
         rollouts, held = self._rollouts(self.flat, is_alone=False), waiting(self.flat, self._sizes)
         if isinstance(rollouts, str) or count // 2 not in self._sizes:
             return None
-        whole, half = self._sizes[count], self._sizes[count // 2]
-        machine = self._replays.machine(half.build, held)
+        whole, half, cuts = self._sizes[count], self._sizes[count // 2], self._num_cuts
+        machine, copies = self._replays.machine(half.build, held), half.copies(cuts)
         # No pass that only reads takes more than one with gradients.
-        taken = half.copies + half.role_bytes["policy"].temporaries
+        taken = copies + half.role_bytes["policy"].temporaries
         if isinstance(machine, str) or held + taken > self.question.build.limit:
             return None
         assert machine.memory is not None, "that of the target"
-        widest = max(machine.splits, key=lambda split: split.tp)
+        inside = [split for split in machine.splits if split.tp <= count // 2]  # of each cut
+        if not inside:
+            return None
+        widest = max(inside, key=lambda split: split.tp)
         weights, chip = machine.memory.weights[widest], whole.target.chip
         moved_s = whole.update.transfer(rollouts.first, weights).total
-        moved_s += (weights + half.copies) / chip.link_bytes_s
+        moved_s += weights / chip.link_bytes_s
+        moved_s += copies / (chip.link_bytes_s if cuts == 1 else chip.host_link_bytes_s)
         moved_s += sum(whole.moves_s.get(name, 0.0) for name in whole.reads)
 
         def reads_s(work: Workload) -> Mapping[str, float]:

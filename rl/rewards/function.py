@@ -62,7 +62,7 @@ class ScoredFunction:
     @property
     def is_everywhere(self) -> bool:
         """Whether each process scores all responses: the programs of a model are of all of them."""
-        return isinstance(self._caller, RewardModel) and self._caller.is_early
+        return isinstance(self._caller, RewardModel) and self._caller.is_everywhere
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Returns which responses the function sees together; each response is in one call."""

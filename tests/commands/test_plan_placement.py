@@ -123,13 +123,19 @@ def test_a_tail_is_chosen_where_it_pays_even_if_prices_are_wrong(monkeypatch: py
     [
         "",  # nothing is read before an update
         f"{PPO} --lora_rank 4 --critic.lora.rank 4",
-        f"{PPO} --target h100:8x2",
         f"{PPO} --target h100:6",
     ],
 )
 def test_what_cannot_have_a_tail_is_offered_none(options: str):
     found = placing(options).placements()
     assert not [x for x in found.candidates if x.candidate.tail]
+
+
+def test_a_tail_has_half_of_each_host():
+    found = placing(f"{PPO} --target h100:4x2")
+    (tail,) = [x for x in found.placements().candidates if x.candidate.tail]
+    assert tail.seconds and tail.worst_s and tail.worst_s > tail.seconds
+    assert tail.schedule and tail.schedule.spans[0].devices == (0, 1, 2, 3)  # of each host
 
 
 def test_whitening_and_several_steps_leave_gradients_behind_the_rollout():

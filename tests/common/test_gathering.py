@@ -1,11 +1,13 @@
 """What gathers while a thread is busy is done together."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from pat_jax.common.gathering import Gathering
+from pat_jax.common.gathering import Gathering, all_if
 
 
 def test_what_comes_while_the_thread_is_busy_is_handed_over_together():
@@ -27,10 +29,14 @@ def test_what_comes_while_the_thread_is_busy_is_handed_over_together():
     assert taken == [[0], [1, 2, 3]]
 
 
+def is_ten(some: Sequence[int]) -> bool:
+    return sum(some) >= 10
+
+
 def test_too_little_waits_for_more_or_for_the_end():
     taken: list[list[int]] = []
     with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, taken.append, is_enough=lambda some: sum(some) >= 10)
+        gathering = Gathering(thread, taken.append, partial(all_if, is_ten))
         for number in (3, 4, 5):
             assert taken == []
             gathering.add(number)
@@ -52,3 +58,62 @@ def test_an_error_is_raised_by_what_comes_next_and_by_waiting():
         for again in (gathering.wait, lambda: gathering.add(1)):
             with pytest.raises(ValueError, match="no device"):
                 again()
+
+
+def two_smallest(waiting: Sequence[int]) -> list[int]:
+    order = sorted(range(len(waiting)), key=waiting.__getitem__)
+    return order[:2] if len(waiting) > 1 else []
+
+
+def test_what_is_chosen_is_done_one_part_after_the_other():
+    taken, is_busy, may_go_on = list[list[int]](), threading.Event(), threading.Event()
+
+    def take(some: list[int]) -> None:
+        is_busy.set()
+        assert may_go_on.wait(30)
+        taken.append(some)
+
+    with ThreadPoolExecutor(1) as thread:
+        gathering = Gathering(thread, take, two_smallest)
+        for number in (5, 3):
+            gathering.add(number)
+        assert is_busy.wait(30)
+        for number in (4, 6, 2, 1, 7):
+            gathering.add(number)
+        may_go_on.set()
+        gathering.wait()
+    assert taken[0] == [3, 5] and sorted(x for some in taken for x in some) == [*range(1, 8)]
+    assert len(taken) < 5 and gathering.left() == []
+
+
+def test_what_a_thread_that_has_ended_did_not_begin_is_left():
+    taken, is_busy, may_go_on = list[list[int]](), threading.Event(), threading.Event()
+
+    def take(some: list[int]) -> None:
+        is_busy.set()
+        assert may_go_on.wait(30)
+        taken.append(some)
+
+    thread = ThreadPoolExecutor(1)
+    gathering = Gathering(thread, take, two_smallest)
+    for number in (5, 3):
+        gathering.add(number)
+    assert is_busy.wait(30)
+    for number in (4, 6, 2):
+        gathering.add(number)
+    thread.shutdown(wait=False, cancel_futures=True)
+    may_go_on.set()
+    thread.shutdown()
+    gathering.add(1)
+    assert taken == [[3, 5]] and sorted(gathering.left()) == [1, 2, 4, 6]
+
+
+def test_an_error_is_raised_by_what_is_left():
+    def fail(some: list[int]) -> None:
+        raise ValueError("no device")
+
+    with ThreadPoolExecutor(1) as thread:
+        gathering = Gathering(thread, fail)
+        gathering.add(0)
+    with pytest.raises(ValueError, match="no device"):
+        gathering.left()

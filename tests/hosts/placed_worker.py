@@ -34,12 +34,12 @@ def main() -> None:
     options = parse(sys.argv[1:], Options, presets=None)
     join(options.distributed)
     configure(4)
-    from placed_runs import ended
+    from placed_runs import ended, slow_tails
     from runs import presets_of_one_layer
 
     for line in options.runs.splitlines():
         name, _, asked = line.partition(":")
-        with presets_of_one_layer("tiny"):
+        with presets_of_one_layer("tiny"), slow_tails():
             found = ended(Path(options.out) / name, Path(options.judge), *asked.split())
         if process_group().is_first:
             (Path(options.out) / f"{name}.pickle").write_bytes(pickle.dumps(found))

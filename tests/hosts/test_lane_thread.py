@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from joined import companies, in_each, wait_for
 
-from pat_jax.common.gathering import Gathers
+from pat_jax.common.gathering import Gathers, all_if
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.hosts.together import ProcessGroup
 
@@ -62,7 +63,8 @@ def test_where_the_first_process_waits_for_more_all_do(ended):
         with LaneThread("lane", us) as lane:
             # Only the first process is asked.
             enough = 3 if us.is_first else 1
-            gathering = lane.gathering(done[us.index].append, int, lambda x: len(x) >= enough)
+            choose = partial(all_if, lambda x: len(x) >= enough)
+            gathering = lane.gathering(done[us.index].append, int, choose)
             for number in range(4):
                 gathering.add(number)
             gathering.wait()
@@ -71,6 +73,39 @@ def test_where_the_first_process_waits_for_more_all_do(ended):
     with companies(2) as found:
         assert in_each(found, work) == [None, None]
     assert done[0] == done[1] and len(done[0][0]) >= 3
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_is_left_is_the_same_in_every_process(ended, count):
+    """Where the thread ends before all is done. All is done once or left."""
+    done: list[list[list[int]]] = [[] for _ in range(count)]
+    left: list[list[int]] = [[] for _ in range(count)]
+    odd = range(21)
+
+    def first_two(waiting: Sequence[int]) -> Sequence[int]:
+        return sorted(range(len(waiting)), key=waiting.__getitem__)[: 2 * (len(waiting) > 1)]
+
+    def work(us: ProcessGroup) -> None:
+        rng = np.random.default_rng(us.index)
+
+        def do(some: list[int]) -> None:
+            time.sleep(0.01)
+            done[us.index].append(some)
+
+        with LaneThread("lane", us) as lane:
+            gathering = lane.gathering(do, int, first_two)
+            for one in rng.permutation(odd).tolist():
+                time.sleep(rng.uniform(0, 0.002))
+                gathering.add(one)
+            lane.finish()
+            left[us.index] = sorted(gathering.left())
+
+    with companies(count) as found:
+        assert in_each(found, work) == [None] * count
+    assert all(one == done[0] for one in done) and all(one == left[0] for one in left)
+    assert sorted([x for some in done[0] for x in some] + left[0]) == [*odd]
+    assert left[0] and all(len(some) == 2 for some in done[0])
+    assert ended == []
 
 
 @pytest.mark.parametrize("broken", [0, 1])

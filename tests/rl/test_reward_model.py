@@ -1,6 +1,7 @@
 """A model as a reward: what it reads, when it runs, and what a response that it cannot read costs."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,12 +271,16 @@ def test_some_that_wait_are_scored_by_a_copy_meanwhile(chat):
         def next_batch(lengths: Sequence[int]) -> int:
             return 3 if len(lengths) >= 3 else 0
 
-        assert model.score_some(copy, next_batch)
-        while model.score_some(copy, next_batch):
-            continue
-        assert [*map(len, copy.batches)] == [3, 3, 3] and own.batches == []
-        for i in (10, 11):
-            scoring.add(i, i)
+        with LaneThread("lane") as lane:
+            model.score_on(lane, copy, next_batch)
+            scoring.add(10, 10)
+            scorer.thread.submit(int).result()
+            while not copy.batches:
+                time.sleep(0.001)
+            lane.finish()
+            model.score_on(None)
+        assert {*map(len, copy.batches)} == {3} and own.batches == []
+        scoring.add(11, 11)
         rewards = scoring.rewards()
     every = [x for batch in (*copy.batches, *own.batches) for x in batch]
     assert len(every) == 12 == len({*every}) and len(own.batches) == 1

@@ -165,7 +165,9 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
         ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
-        ((4, 4), "--placement.tail 8", "placement.tail is 8: expected 0 with 2 processes"),
+        ((4, 2), "--placement.tail 8", "placement.tail is 8: expected the same number of devices"),
+        ((1, 1), "--placement.tail 8", "placement.tail is 8: expected 0, since each of the 2"),
+        ((3, 3), "--placement.tail 8", "is 8: expected 0 with 3 devices in each process, which"),
         ((3,), "--placement.tail 8", "placement.tail is 8: expected 0 with 3 devices"),
     ],
 )
@@ -182,6 +184,14 @@ def test_a_tail_has_half_of_the_devices():
     places = Places.of(parse(("--placement.tail", "8")), devices)
     assert places.halves == (devices[:3], devices[3:]) and places["rollout"] == devices
     assert places.groups() == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_a_tail_has_half_of_the_devices_of_each_process():
+    devices = of_processes(4, 4)
+    places = Places.of(parse(("--placement.tail", "8")), devices)
+    first, second = ([device.id for device in half] for half in places.halves)
+    assert first == [0, 1, 4, 5] and second == [2, 3, 6, 7] and places["rollout"] == devices
+    assert places.groups() == [(0, 1, 4, 5), (2, 3, 6, 7)] and places.describe({"policy"}) == ""
 
 
 @given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))

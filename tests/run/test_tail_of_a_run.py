@@ -1,16 +1,14 @@
 """Runs whose rollouts end on half of the devices while models read on the others."""
 
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from placed_runs import Ended, differences, ended
+from placed_runs import MANY, Ended, differences, ended, slow_tails
 from runs import QWEN3, TINY, run, write_checkpoint
 
 from pat_jax.common.rules import OptionError
@@ -18,19 +16,9 @@ from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.setup import build
-from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.copied_reader import CopiedReader
 
-ON_FOUR = [
-    "--devices",
-    "4",
-    "--rollout.prompts_per_step",
-    "8",
-    "--rollout.num_generations",
-    "8",
-    "--algorithm.mini_batch_size",
-    "8",
-]
+ON_FOUR = "--devices", "4", *MANY
 TAIL = "--placement.tail", "40"
 
 
@@ -46,23 +34,13 @@ def flat(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 @pytest.fixture
-def slow_tails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tail goes on once its thread has read something."""
-    reading = TailReads.reading
-
-    @contextmanager
-    def slowly(self: TailReads) -> Iterator[None]:
-        with reading(self):
-            deadline = time.monotonic() + 20
-            while not (self.busy_seconds or self.has_ended) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            yield
-
-    monkeypatch.setattr(TailReads, "reading", slowly)
+def a_slow_tail() -> Iterator[threading.Event]:
+    with slow_tails() as goes_on:
+        yield goes_on
 
 
 @pytest.mark.parametrize("rest", ["device", pytest.param("host", marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("slow_tails")
+@pytest.mark.usefixtures("a_slow_tail")
 def test_three_iterations_of_ppo_are_the_same_with_a_tail(
     tmp_path: Path, judge: Path, flat: Ended, rest: str
 ):
@@ -74,11 +52,11 @@ def test_three_iterations_of_ppo_are_the_same_with_a_tail(
         assert row["reward/early_seconds"] > 0 and row["reward/early_waited_seconds"] > 0
 
 
-@pytest.mark.usefixtures("slow_tails")
 def test_an_error_beside_a_tail_ends_the_run(
-    tmp_path: Path, judge: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, judge: Path, monkeypatch: pytest.MonkeyPatch, a_slow_tail: threading.Event
 ):
     def fails(self: CopiedReader, batch: TrainBatch) -> TrainBatch:
+        a_slow_tail.set()
         raise RuntimeError("the copy has lost its device")
 
     monkeypatch.setattr(CopiedReader, "read", fails)

@@ -1,9 +1,11 @@
 """What is read while a rollout ends on half of the devices, and what is read afterwards."""
 
+import signal
 import threading
-from collections.abc import Sequence
-from concurrent.futures import wait
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -12,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.algorithm.logprobs import next_tokens
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
-from pat_jax.run import tail_reads
+from pat_jax.rl.rewards.model import NextBatch, Score
+from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.start.tail import CopiedJudge, TailModels
 from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.copied_reader import CopiedReader
@@ -23,6 +27,11 @@ from pat_jax.training.roles import Prediction
 
 SHAPES = [(2, 32), (4, 32)]
 SAMPLES = 4
+
+
+def threads() -> list[str]:
+    """Those that read in a tail."""
+    return [x.name for x in threading.enumerate() if x.name.startswith("tail")]
 
 
 def response(index: int) -> Rollout:
@@ -101,7 +110,7 @@ def test_every_column_is_read_once_in_the_tail_or_after_it(
             assert copy.has_read.wait(30)
         for index in order[begin:]:
             tail.add(index, response(index))
-    assert not copy.is_there and tail.has_ended
+    assert not copy.is_there and threads() == []
     tail.ask()
     tail.wait(24)
     expected = [2.0 * response(i).tokens for i in range(24)]
@@ -128,11 +137,9 @@ def test_an_error_of_the_thread_is_raised(is_told: bool):
         tail.add(index, response(index))
     with pytest.raises(RuntimeError, match="no device"), tail.reading():
         assert copy.has_read.wait(30)
-        while not tail.has_ended:
-            pass
-        if is_told:
+        deadline = time.monotonic() + 30
+        while is_told and time.monotonic() < deadline:
             tail.add(24, response(24))
-            pytest.fail("it is raised before")
     assert not copy.is_there
 
 
@@ -141,7 +148,7 @@ def test_an_error_of_the_rollout_ends_the_thread():
     tail = reads(copy)
     with pytest.raises(ValueError, match="of the rollout"), tail.reading():
         raise ValueError("of the rollout")
-    assert tail.has_ended and not copy.is_there
+    assert threads() == [] and not copy.is_there
 
 
 def test_copies_are_there_until_the_thread_has_ended_though_a_signal_comes():
@@ -159,36 +166,73 @@ def test_copies_are_there_until_the_thread_has_ended_though_a_signal_comes():
     for index in range(24):
         tail.add(index, response(index))
 
-    def interrupted(work: Sequence[Any]) -> None:
-        waits.append(work[0].done())
+    def interrupted(thread: LaneThread, close: Callable[[LaneThread], None]) -> None:
+        waits.append(copy.is_there)
         if len(waits) == 1:
             raise KeyboardInterrupt
         may_end.set()
-        wait(work)
+        close(thread)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_reads, "wait", interrupted)
+        patch.setattr(LaneThread, "close", partialmethod(interrupted, LaneThread.close))
         with pytest.raises(KeyboardInterrupt), tail.reading():
             assert copy.has_read.wait(30)
-    assert waits == [False, False] and tail.has_ended and not copy.is_there
+            raise ValueError("of the rollout")
+    assert waits == [True, True] and threads() == [] and not copy.is_there
+
+
+def test_what_a_stopped_rollout_has_begun_is_completed():
+    copy = Copy()
+    tail = reads(copy)
+    for index in range(24):
+        tail.add(index, response(index))
+    with pytest.raises(Stopped), tail.reading():
+        assert copy.has_read.wait(30)
+        raise Stopped(signal.SIGTERM)
+    assert threads() == [] and not copy.is_there
 
 
 class Judge:
-    """Has a few batches of texts to score."""
+    """A reward model whose texts have 3 tokens each. Notes how many are scored at once."""
 
-    def __init__(self, batches: int):
-        self.left, self.is_done = batches, threading.Event()
+    def __init__(self):
+        self.sizes, self.has_scored = list[int](), threading.Event()
+        self.scores = self
 
-    def score_some(self) -> bool:
-        self.left -= 1
-        if self.left < 0:
-            self.is_done.set()
-        return self.left >= 0
+    @property
+    def scorer(self) -> "Judge":
+        return self
+
+    def __call__(self, texts: Sequence[np.ndarray]) -> np.ndarray:
+        self.sizes.append(len(texts))
+        self.has_scored.set()
+        return np.zeros(len(texts), np.float32)
+
+    def next_batch(self, lengths: Sequence[int]) -> int:
+        return 2 if len(lengths) >= 2 else 0
+
+    def score_on(
+        self,
+        lane: LaneThread | None,
+        score: Score | None = None,
+        next_batch: NextBatch | None = None,
+    ) -> None:
+        if lane is None:
+            return
+        assert score is not None and next_batch is not None
+        choose = next_batch  # of numbers of tokens, as these are
+
+        def scored(lengths: Sequence[int]) -> None:
+            score([np.zeros(n, np.int32) for n in lengths])
+
+        gathering = lane.gathering(scored, int, lambda waiting: range(choose(waiting)))
+        for _ in range(5):
+            gathering.add(3)
 
 
 def test_reward_models_score_meanwhile():
-    judge = Judge(3)
+    judge = Judge()
     tail = reads(Copy(), [cast(CopiedJudge, judge)])
     with tail.reading():
-        assert judge.is_done.wait(30)
-    assert tail.busy_seconds > 0
+        assert judge.has_scored.wait(30)
+    assert tail.busy_seconds > 0 and {*judge.sizes} == {2}

@@ -9,11 +9,12 @@ order. Does not know what the work is.
 import queue
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from threading import Condition
 from typing import Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from pat_jax.common.gathering import Gathering, Gathers, is_any
+from pat_jax.common.gathering import Gathering, Gathers, everything
 from pat_jax.common.hosts.together import ProcessGroup, process_group
 
 T = TypeVar("T")
@@ -47,18 +48,18 @@ class LaneThread:
         self,
         do: Callable[[list[T]], None],
         key: Callable[[T], Hashable],
-        is_enough: Callable[[Sequence[T]], bool] = is_any,
+        choose: Callable[[Sequence[T]], Sequence[int]] = everything,
     ) -> Gathers[T]:
         """Returns what hands gathered work to `do` on this thread. All processes must call this in
         the same order, and add the same work, in any order.
 
         Args:
           key: returns what names a piece of work in every process.
-          is_enough: as in `Gathering`; the first process asks.
+          choose: as in `Gathering`; the first process chooses.
         """
         number, self._count = self._count, self._count + 1
         if self._us.is_alone:
-            return Gathering(self._pool, do, is_enough)
+            return Gathering(self._pool, do, choose)
         if not self._us.is_first:
             followed = _Followed(do, key, self._changed)
             with self._changed:
@@ -70,7 +71,7 @@ class LaneThread:
             self._us.tell(self._name, (number, [key(one) for one in some]))
             do(some)
 
-        return Gathering(self._pool, told, is_enough)
+        return Gathering(self._pool, told, choose)
 
     def finish(self) -> None:
         """Ends the thread after all work that any process has begun. All processes must call it."""
@@ -143,6 +144,13 @@ class _Followed(Generic[T]):
         with self._changed:
             self._changed.wait_for(lambda: self._error or not self._missing)
             self._check()
+
+    def left(self) -> list[T]:
+        """Returns what was added and is not done, once the thread has ended. Raises whatever the
+        function has raised."""
+        with self._changed:
+            self._check()
+            return list(chain.from_iterable(self._waiting.values()))
 
     def has(self, keys: Sequence[Hashable]) -> bool:
         """Whether work of all these keys waits."""

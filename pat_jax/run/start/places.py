@@ -52,7 +52,9 @@ class Places:
             expected = "0 with --placement flatten, where all models have the rollouts' devices"
             require(not options.lag, "placement.lag", options.lag, expected)
             if options.tail:
-                _check_halves(options, devices)
+                whose = " in each process" * (len(parts) > 1)
+                expected = f"0 with {count} devices{whose}, which have no halves"
+                options.need("tail", count % 2 == 0, expected)
             return replace(found, has_tail=options.tail > 0)
         options.need("tail", not options.tail, "0 where models have devices of their own")
         of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
@@ -80,8 +82,9 @@ class Places:
     @property
     def halves(self) -> tuple[list[Device], list[Device]]:
         """The devices on which a rollout ends, and those on which models read meanwhile."""
-        half = len(self.devices) // 2
-        return list(self.devices[:half]), list(self.devices[half:])
+        half = len(self.parts[0]) // 2
+        first = [device for part in self.parts for device in part[:half]]
+        return first, [device for part in self.parts for device in part[half:]]
 
     def differ(self, one: PlacedRole, other: PlacedRole) -> bool:
         """Whether two roles have different devices."""
@@ -90,10 +93,9 @@ class Places:
     def groups(self) -> list[Positions]:
         """Returns the largest sets of devices that every role has all or none of, by their
         positions in the run's order."""
-        if self.has_tail:
-            half, count = len(self.devices) // 2, len(self.devices)
-            return [tuple(range(half)), tuple(range(half, count))]
         position = {device: i for i, device in enumerate(self.devices)}
+        if self.has_tail:
+            return [tuple(sorted(position[x] for x in half)) for half in self.halves]
         return [
             tuple(sorted(position[part[i]] for part in self.parts for i in group))
             for group in self.placement.groups()
@@ -122,13 +124,6 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
-def _check_halves(options: PlacementConfig, devices: Sequence[Device]) -> None:
-    """Raises OptionError if the devices have no halves that one process can use by themselves."""
-    processes, count = len({device.process_index for device in devices}), len(devices)
-    options.need("tail", processes == 1, f"0 with {processes} processes")
-    options.need("tail", count % 2 == 0, f"0 with {count} devices, which have no halves")
-
-
 def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
     """Raises OptionError if nothing can be learned while others are generated, and is to be."""
     beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
@@ -154,6 +149,8 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
     asked = {role: getattr(options, role) for role in ROLES if getattr(options, role)}
     if options.name != "flatten":
         asked = {"name": options.name}
+    if options.tail:
+        asked = {"tail": options.tail}
     if not asked:
         return [list(devices)]
     parts: dict[int, list[Device]] = {}
@@ -161,10 +158,11 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
         parts.setdefault(device.process_index, []).append(device)
     sizes = {len(part) for part in parts.values()}
     (field, value), *_ = asked.items()
-    expected = "the same number of devices in each process, or flatten for all models"
+    otherwise = "0" if options.tail else "flatten for all models"
+    expected = f"the same number of devices in each process, or {otherwise}"
     require(len(sizes) == 1, f"placement.{field}", value, expected)
     expected = (
-        f"flatten, since each of the {len(parts)} processes has one device and each needs "
+        f"{otherwise}, since each of the {len(parts)} processes has one device and each needs "
         "devices of every model; start one process for all devices of a host"
     )
     require(len(parts) == 1 or sizes != {1}, f"placement.{field}", value, expected)

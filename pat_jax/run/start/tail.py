@@ -33,10 +33,6 @@ class CopiedJudge:
     scores: RewardModel
     scorer: TextScorer  # by the copy
 
-    def score_some(self) -> bool:
-        """Scores some of the responses that wait; returns whether there were enough."""
-        return self.scores.score_some(self.scorer, self.scorer.next_batch)
-
 
 @dataclass(frozen=True)
 class TailModels:
