@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -60,7 +59,9 @@ class Gathering(Generic[T]):
     Args:
       thread: an executor of one thread.
       do: takes what has gathered, at least one.
-      choose: which of what waits is handed over before `ask` or `wait`, by position.
+      choose: which of what waits is handed over before `ask` or `wait`, by position. It is asked
+        whenever the thread is free.
+      has_ended: whether the thread has ended, so that what waits stays.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Gathering(Generic[T]):
         thread: Executor,
         do: Callable[[list[T]], None],
         choose: Callable[[Sequence[T]], Sequence[int]] = everything,
+        has_ended: Callable[[], bool] = lambda: False,
     ):
         self._thread, self._do, self._choose, self._lock = thread, do, choose, Lock()
+        self._has_ended = has_ended
         self._waiting: list[T] = []
         self._tasks: list[Future[None]] = []
-        self._is_due = False  # a task that has not begun takes along what comes
-        self._is_asked = False  # for all that waits
+        self._is_due = False  # a task has not begun, and chooses when it does
+        self._is_asked = False  # the next task takes all that waits
 
     def add(self, one: T) -> None:
         """Adds one, and returns at once. Any thread may call it.
@@ -101,7 +104,8 @@ class Gathering(Generic[T]):
         """Returns what was added and is not done, once the thread has ended. Raises whatever the
         function has raised."""
         self._check()
-        return [*self._waiting]
+        with self._lock:
+            return [*self._waiting]
 
     def _check(self) -> None:
         for task in [each for each in self._tasks if each.done() and not each.cancelled()]:
@@ -112,9 +116,12 @@ class Gathering(Generic[T]):
 
     def _look(self) -> None:
         if not self._is_due and self._chosen():
-            with suppress(RuntimeError):  # a thread that has ended begins nothing: it is left
+            try:
                 self._tasks.append(self._thread.submit(self._take))
                 self._is_due = True
+            except RuntimeError:
+                if not self._has_ended():
+                    raise
 
     def _take(self) -> None:
         with self._lock:

@@ -44,7 +44,8 @@ class PlacementConfig(Options):
     tail: int = option(0, count(0, 2**20))
     """Responses left at which a rollout with flatten continues on the first half of the devices,
     while models read on the second half what has ended. 0: it stays on all of them. With several
-    processes these are halves of each. Not with deterministic runs, adapters, experts or drafts that a model generates."""
+    processes, each gives half of its devices to both. Not with deterministic runs, adapters,
+    experts or drafts that a model generates."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices. With several processes,

@@ -6,6 +6,7 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -177,7 +178,8 @@ class Collector:
             scoring.add(index, ended)
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
-            beside = early.tail.reading if early and early.tail else nullcontext
+            tail = early.tail if early else None
+            beside = partial(tail.reading, scoring.check) if tail else nullcontext
             groups, report = generator.rollout(prompts, number, on_finish, kept, beside)
         if early:
             early.ask()

@@ -7,7 +7,7 @@ know what the columns are for.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,15 +68,21 @@ class TailReads:
             self._reading.add(index)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Reads what has ended while this is entered. Nothing else may use the half meanwhile. All
         processes must enter and leave it at the same point.
+
+        Args:
+          check: raises whatever keeps this process from giving the thread what another process has
+            begun.
 
         Raises whatever the thread has raised."""
         with ExitStack() as stack:
             for copy in self.models.copies:
                 stack.callback(copy.end)
                 copy.begin(self.states)
+            for judge in self.models.judges:
+                stack.callback(judge.scores.score_on, None)
             thread = LaneThread("tail")
             # Twice: a signal may end the first wait, and the copies are still read.
             stack.callback(thread.close)
@@ -87,12 +93,13 @@ class TailReads:
             for judge in self.models.judges:
                 score, next_batch = partial(self._scored, judge), judge.scorer.next_batch
                 judge.scores.score_on(thread, score, next_batch)
-                stack.callback(judge.scores.score_on, None)
             try:
                 yield
             except Stopped:  # in every process at the same point: what one has begun all complete
+                check()
                 thread.finish()
                 raise
+            check()
             thread.finish()
             self._reading.left()  # raises what the thread has raised
             self._reading = None

@@ -8,6 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import jax
+from jax.sharding import Sharding
+
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
@@ -16,6 +19,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import predictor_of, teacher_predictor, values_predictor
+from pat_jax.training.carrier import is_in_each_process
 from pat_jax.training.copied_reader import CopiedReader, frozen_params
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import TEACHER, Roles, States
@@ -47,7 +51,21 @@ def half_layouts(config: RunConfig, held: TrainableParams, half: Sequence[Device
         f"0: {len(half)} devices divide a model by {target.split.tp}, all by {whole.split.tp}"
     )
     require(is_alike, "placement.tail", config.placement.tail, expected)
+    if processes > 1:
+        for each in zip(*_shardings(held, source, target), strict=True):
+            expected = f"0: half of each of {processes} processes divides a model in another way"
+            require(is_in_each_process(*each), "placement.tail", config.placement.tail, expected)
     return HalfLayouts(source, target)
+
+
+def _shardings(
+    held: TrainableParams, source: Layout, target: Layout
+) -> tuple[Sequence[tuple[int, ...]], Sequence[Sharding], Sequence[Sharding]]:
+    """Returns the shape of each parameter, and its shardings in both layouts."""
+    shapes = [x.shape for x in jax.tree.leaves(held.abstract)]
+    by_layout = (layout.param_shardings(held.policy, role="train") for layout in (source, target))
+    here, there = map(jax.tree.leaves, by_layout)
+    return shapes, here, there
 
 
 def copy_shards(fsdp_size: int, half: int, num_processes: int = 1) -> int:
@@ -59,7 +77,8 @@ def copy_shards(fsdp_size: int, half: int, num_processes: int = 1) -> int:
     inside = half // num_processes
     if fsdp_size and fsdp_size <= 2 * inside:
         return min(fsdp_size, inside)
-    return min(half, 2 * inside)
+    # An odd number of processes has no two whose halves make up one.
+    return inside if num_processes > 1 and num_processes % 2 else min(half, 2 * inside)
 
 
 def copied_readers(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key
@@ -28,8 +29,8 @@ class CopiedReader:
     Args:
       reader: on a part of the role's devices, without parameters.
       held: the role's parameters.
-      source: a layout of the role's devices that divides parameters over as many of them as
-        `reader` has, and has copies of these parts on the others.
+      source: a layout of the role's devices with the shards of `reader`. Each process has all that
+        it needs of them.
       params: returns the role's parameters, on the devices or in the host's memory, from the
         present states of trained roles.
     """
@@ -44,6 +45,12 @@ class CopiedReader:
         key = Key("gather", self.held.layout.split)
         self.reader.programs.declare(key, _copied, self.held.abstract, out_shardings=gathered)
         self._gather = key
+
+    @property
+    def gathered(self) -> Params:
+        """Shapes with shardings of what `begin` copies from."""
+        shardings = self.source.param_shardings(self.held.policy, role="train")
+        return with_sharding(self.held.abstract, shardings)
 
     @property
     def column(self) -> str:

@@ -207,8 +207,8 @@ class PlacedSize:
             found[name] = RoleBytes(between, visiting, gradients, temporaries)
         return found
 
-    def copies(self, num_cuts: int) -> float:
-        """Bytes of a device for copies of the models that read before an update, on this half of
+    def copies(self, num_cuts: int) -> list[float]:
+        """Bytes of a device for a copy of each model that reads before an update, on this half of
         `num_cuts` groups of devices."""
         whole, count = self.build.whole, self.target.num_devices
         fsdp_size = self.build.order.config.fsdp_size
@@ -216,7 +216,7 @@ class PlacedSize:
         times = divided / copy_shards(fsdp_size, count, num_cuts)
         trained = {("policy" if x is whole.policy else CRITIC): x for x in whole.trained}
         held = {**whole.readers, **trained}
-        return times * sum(shard_bytes(held[name].abstract_params) for name in self.reads)
+        return [times * shard_bytes(held[name].abstract_params) for name in self.reads]
 
     def _of_readers(self) -> Iterator[tuple[str, RoleBytes]]:
         for name, reader in self.build.whole.readers.items():

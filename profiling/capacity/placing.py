@@ -213,7 +213,8 @@ class Placing:
         whole, half, cuts = self._sizes[count], self._sizes[count // 2], self._num_cuts
         machine, copies = self._replays.machine(half.build, held), half.copies(cuts)
         # No pass that only reads takes more than one with gradients.
-        taken = copies + half.role_bytes["policy"].temporaries
+        taken = sum(copies) + half.role_bytes["policy"].temporaries
+        taken += max(copies, default=0.0) if cuts > 1 else 0.0  # as `TailModels.check_room`
         if isinstance(machine, str) or held + taken > self.question.build.limit:
             return None
         assert machine.memory is not None, "that of the target"
@@ -224,7 +225,9 @@ class Placing:
         weights, chip = machine.memory.weights[widest], whole.target.chip
         moved_s = whole.update.transfer(rollouts.first, weights).total
         moved_s += weights / chip.link_bytes_s
-        moved_s += copies / (chip.link_bytes_s if cuts == 1 else chip.host_link_bytes_s)
+        fsdp_size = self.question.build.order.config.fsdp_size
+        is_inside = cuts == 1 or 0 < fsdp_size <= count
+        moved_s += sum(copies) / (chip.link_bytes_s if is_inside else chip.host_link_bytes_s)
         moved_s += sum(whole.moves_s.get(name, 0.0) for name in whole.reads)
 
         def reads_s(work: Workload) -> Mapping[str, float]:

@@ -99,7 +99,8 @@ class RewardModel:
         fill = partial(all_if, partial(_fill, self._fills))
         choose = partial(_first, next_batch) if next_batch else fill
         with self._lock:
-            waiting = self._gathering.left() if self._gathering else self._waiting
+            before, self._gathering = self._gathering, None
+            waiting = before.left() if before else self._waiting
             self._gathering = lane.gathering(do, _digest, choose) if lane else None
             self._waiting = []
             for one in waiting:

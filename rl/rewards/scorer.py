@@ -249,13 +249,21 @@ class Scoring(Generic[Ended]):
         """
         if not self._scorer.models:
             return
-        self._scorer.thread.submit(int).result()  # all that was added before has been read
-        if self._end.done():
-            self._end.result()
+        self.check()
         for model in self._scorer.models.values():
             model.ask()
         for model in self._scorer.models.values():
             model.score_waiting(self._scorer.shares)
+
+    def check(self) -> None:
+        """Waits until all that was added has been read.
+
+        Raises:
+          UserError: a function is wrong for all responses.
+        """
+        self._scorer.thread.submit(int).result()
+        if self._end.done():
+            self._end.result()
 
     @property
     def _is_over(self) -> bool:

@@ -95,12 +95,14 @@ def test_what_a_thread_that_has_ended_did_not_begin_is_left():
         taken.append(some)
 
     thread = ThreadPoolExecutor(1)
-    gathering = Gathering(thread, take, two_smallest)
+    has_ended = threading.Event()
+    gathering = Gathering(thread, take, two_smallest, has_ended.is_set)
     for number in (5, 3):
         gathering.add(number)
     assert is_busy.wait(30)
     for number in (4, 6, 2):
         gathering.add(number)
+    has_ended.set()
     thread.shutdown(wait=False, cancel_futures=True)
     may_go_on.set()
     thread.shutdown()
@@ -117,3 +119,10 @@ def test_an_error_is_raised_by_what_is_left():
         gathering.add(0)
     with pytest.raises(ValueError, match="no device"):
         gathering.left()
+
+
+def test_a_thread_that_takes_nothing_more_says_so():
+    with ThreadPoolExecutor(1) as thread:
+        gathering = Gathering(thread, print)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        gathering.add(0)

@@ -30,9 +30,14 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(folder)
 
 
-@pytest.mark.parametrize(("count", "is_early"), [(2, False), (3, False), (2, True), (3, True)])
-def test_every_process_runs_the_same_batches(ended, tokenizer, count, is_early):
-    """After all responses have ended, or as they end, on a thread beside."""
+@pytest.mark.parametrize(
+    ("count", "when"),
+    [(2, "after"), (3, "after"), (2, "early"), (3, "early"), (2, "everywhere"), (3, "in part")],
+)
+def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
+    """After all responses have ended, or as they end, on a thread beside. Or each process submits
+    all, and the thread scores none of them or a part."""
+    is_early = when == "early"
     told = [Response(prompt, answer, {}) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 
     def rewards(one: ProcessGroup) -> tuple[list[float], list[bytes]]:
@@ -42,14 +47,22 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, is_early):
             batches.extend(text.tobytes() for text in texts)
             return np.array([len(text) for text in texts], np.float32)
 
-        model = RewardModel(SPEC, tokenizer, score, max_length=8)
+        has_all = when in ("everywhere", "in part")
+        model = RewardModel(SPEC, tokenizer, score, max_length=8, is_everywhere=has_all)
         lane = LaneThread("lane", one)
-        model.score_on(lane if is_early else None)
+        if is_early:
+            model.score_on(lane)
+        if when == "in part":
+            model.score_on(lane, score, lambda lengths: min(len(lengths), 2))
         with lane, RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
             scoring = scorer.begin(PROMPTS, told.__getitem__)
             # Responses end in another order in each process.
             for row in np.random.default_rng(one.index).permutation(len(told)).tolist():
                 scoring.add(row, row)
+            if when == "in part":
+                scoring.check()
+                lane.finish()
+                model.score_on(None)
             found = scoring.rewards().tolist()
             lane.finish()
             return found, batches
@@ -60,7 +73,7 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, is_early):
     expected = [len(text) + 2.0 for text in whole]  # the beginning and the end are tokens, too
     np.testing.assert_array_equal(ours[0], [*expected[:-1], np.nan])
     assert len(set(ours[1])) == len(set(whole[:-1]))
-    assert is_early or len(ours[1]) == len(set(whole[:-1]))
+    assert is_early or when == "in part" or len(ours[1]) == len(set(whole[:-1]))
     for other in others:
         np.testing.assert_array_equal(other[0], ours[0])
         assert other[1] == ours[1]

@@ -140,6 +140,8 @@ def test_an_error_of_the_thread_is_raised(is_told: bool):
         deadline = time.monotonic() + 30
         while is_told and time.monotonic() < deadline:
             tail.add(24, response(24))
+        if is_told:
+            pytest.fail("it is raised before")
     assert not copy.is_there
 
 

@@ -59,7 +59,7 @@ class LaneThread:
         """
         number, self._count = self._count, self._count + 1
         if self._us.is_alone:
-            return Gathering(self._pool, do, choose)
+            return Gathering(self._pool, do, choose, lambda: self._is_over)
         if not self._us.is_first:
             followed = _Followed(do, key, self._changed)
             with self._changed:
@@ -71,11 +71,12 @@ class LaneThread:
             self._us.tell(self._name, (number, [key(one) for one in some]))
             do(some)
 
-        return Gathering(self._pool, told, choose)
+        return Gathering(self._pool, told, choose, lambda: self._is_over)
 
     def finish(self) -> None:
         """Ends the thread after all work that any process has begun. All processes must call it."""
         if self._following is None:
+            self._is_over = True
             self._pool.shutdown(cancel_futures=True)
             self._us.tell(self._name, None)
         else:

@@ -85,7 +85,10 @@ class TailModels:
             shard_bytes(roles.resident_on(self.devices)),
             shard_bytes([reader.abstract_params for reader in self.readers]),
         )
-        # What `gather` gives is a copy.
+        if len({device.process_index for device in self.devices}) > 1:
+            # Other parts than a device keeps, of one model after the other.
+            copies += max(shard_bytes(one.gathered) for one in self.copies)
+        # With one process what `gather` gives is a copy.
         every = [(x.programs, key) for x in self.readers for key in x.programs]
         programs = [pair for pair in every if pair[1].name == "predict"]
         taken = max((table.bytes_taken(key) or 0 for table, key in programs), default=0)
