@@ -1,7 +1,7 @@
 """Runs of PPO with a reference and a reward model, whose models have devices of their own or not."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,8 +94,8 @@ def slow_tails() -> Iterator[Event]:
     reading, goes_on = TailReads.reading, Event()
 
     @contextmanager
-    def slowly(self: TailReads) -> Iterator[None]:
-        with reading(self):
+    def slowly(self: TailReads, check: Callable[[], None]) -> Iterator[None]:
+        with reading(self, check):
             deadline = time.monotonic() + 20
             while not (self.busy_seconds or goes_on.wait(0.01)) and time.monotonic() < deadline:
                 pass

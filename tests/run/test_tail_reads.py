@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.algorithm.logprobs import next_tokens
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
@@ -150,6 +151,26 @@ def test_an_error_of_the_rollout_ends_the_thread():
     tail = reads(copy)
     with pytest.raises(ValueError, match="of the rollout"), tail.reading():
         raise ValueError("of the rollout")
+    assert threads() == [] and not copy.is_there
+
+
+@pytest.mark.parametrize("error", [None, Stopped(signal.SIGTERM)])
+def test_what_keeps_this_process_from_its_part_is_raised_first(error: BaseException | None):
+    """As a scorer that failed: the thread may wait for it for ever."""
+    copy = Copy()
+    tail = reads(copy)
+
+    def check() -> None:
+        raise UserError("of the scorer")
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(UserError, match="of the scorer"),
+        tail.reading(check),
+    ):
+        patch.setattr(LaneThread, "finish", lambda thread: pytest.fail("it would wait"))
+        if error:
+            raise error
     assert threads() == [] and not copy.is_there
 
 
