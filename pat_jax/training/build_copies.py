@@ -52,7 +52,7 @@ def half_layouts(config: RunConfig, held: TrainableParams, half: Sequence[Device
     )
     require(is_alike, "placement.tail", config.placement.tail, expected)
     if processes > 1:
-        for each in zip(*_shardings(held, source, target), strict=True):
+        for each in {*zip(*_shardings(held, source, target), strict=True)}:
             expected = f"0: half of each of {processes} processes divides a model in another way"
             require(is_in_each_process(*each), "placement.tail", config.placement.tail, expected)
     return HalfLayouts(source, target)
