@@ -1,10 +1,11 @@
 """`train --placement auto`: what is chosen, why, and with which options."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import pytest
+from paying_tails import make_tails_pay
 
 from pat_jax.commands.auto_placement import chosen_placement
 from pat_jax.common.devices import Device
@@ -88,15 +89,7 @@ def test_a_faster_placement_is_one_that_the_run_takes(
 
 
 def test_a_tail_that_pays_is_one_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):
-    """Were its seconds half of what they are."""
-    tails = Placing.tails.fget
-    assert tails
-
-    def faster(self: Placing) -> Iterator[Priced]:
-        for one in tails(self):
-            yield replace(one, seconds=(one.seconds or 0) / 2, worst_s=(one.worst_s or 0) / 2)
-
-    monkeypatch.setattr(Placing, "tails", property(faster))
+    make_tails_pay(monkeypatch)
     options = ["--algorithm.beta", "0.1", "--algorithm.scale_rewards", "batch"]
     chosen = chosen_placement(config_of(*options), devices_of("h100:4"))
     placement = chosen.config.placement

@@ -1,11 +1,11 @@
 """What a plan says of placements: prices, memory, and the choice."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from paying_tails import make_tails_pay
 
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
@@ -24,7 +24,6 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.iteration import Iteration
-from pat_jax.profiling.placement.priced import Priced
 from pat_jax.profiling.placement.schedule import scheduled
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import Seconds
@@ -102,15 +101,7 @@ def test_a_tail_is_priced_beside_flatten(report: PlanReport):
 
 
 def test_a_tail_is_chosen_where_it_pays_even_if_prices_are_wrong(monkeypatch: pytest.MonkeyPatch):
-    """Were its seconds half of what they are."""
-    tails = Placing.tails.fget
-    assert tails
-
-    def faster(self: Placing) -> Iterator[Priced]:
-        for one in tails(self):
-            yield replace(one, seconds=(one.seconds or 0) / 2, worst_s=(one.worst_s or 0) / 2)
-
-    monkeypatch.setattr(Placing, "tails", property(faster))
+    make_tails_pay(monkeypatch)
     found = placing(PPO).placements()
     assert found.chosen.candidate.tail and found.chosen.candidate.placement.is_flat
     assert "even if all on halves of the devices takes 10.0 % longer" in found.reason

@@ -10,23 +10,30 @@ import pytest
 from pat_jax.common.gathering import Gathering, all_if
 
 
+class Busy:
+    """Takes work, and is busy with it until it may go on."""
+
+    def __init__(self):
+        self.taken, self.is_busy = list[list[int]](), threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, some: list[int]) -> None:
+        self.taken.append(some)
+        self.is_busy.set()
+        assert self.may_go_on.wait(30)
+
+
 def test_what_comes_while_the_thread_is_busy_is_handed_over_together():
-    taken, is_busy, may_go_on = [], threading.Event(), threading.Event()
-
-    def take(some: list[int]) -> None:
-        taken.append(some)
-        is_busy.set()
-        assert may_go_on.wait(30)
-
+    work = Busy()
     with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, take)
+        gathering = Gathering(thread, work)
         gathering.add(0)
-        assert is_busy.wait(30)
+        assert work.is_busy.wait(30)
         for number in range(1, 4):
             gathering.add(number)
-        may_go_on.set()
+        work.may_go_on.set()
         gathering.wait()
-    assert taken == [[0], [1, 2, 3]]
+    assert work.taken == [[0], [1, 2, 3]]
 
 
 def is_ten(some: Sequence[int]) -> bool:
@@ -66,48 +73,38 @@ def two_smallest(waiting: Sequence[int]) -> list[int]:
 
 
 def test_what_is_chosen_is_done_one_part_after_the_other():
-    taken, is_busy, may_go_on = list[list[int]](), threading.Event(), threading.Event()
-
-    def take(some: list[int]) -> None:
-        is_busy.set()
-        assert may_go_on.wait(30)
-        taken.append(some)
-
+    work = Busy()
     with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, take, two_smallest)
+        gathering = Gathering(thread, work, two_smallest)
         for number in (5, 3):
             gathering.add(number)
-        assert is_busy.wait(30)
+        assert work.is_busy.wait(30)
         for number in (4, 6, 2, 1, 7):
             gathering.add(number)
-        may_go_on.set()
+        work.may_go_on.set()
         gathering.wait()
-    assert taken[0] == [3, 5] and sorted(x for some in taken for x in some) == [*range(1, 8)]
-    assert len(taken) < 5 and gathering.left() == []
+    assert work.taken[0] == [3, 5] and sorted(x for some in work.taken for x in some) == [
+        *range(1, 8)
+    ]
+    assert len(work.taken) < 5 and gathering.left() == []
 
 
 def test_what_a_thread_that_has_ended_did_not_begin_is_left():
-    taken, is_busy, may_go_on = list[list[int]](), threading.Event(), threading.Event()
-
-    def take(some: list[int]) -> None:
-        is_busy.set()
-        assert may_go_on.wait(30)
-        taken.append(some)
-
+    work = Busy()
     thread = ThreadPoolExecutor(1)
     has_ended = threading.Event()
-    gathering = Gathering(thread, take, two_smallest, has_ended.is_set)
+    gathering = Gathering(thread, work, two_smallest, has_ended.is_set)
     for number in (5, 3):
         gathering.add(number)
-    assert is_busy.wait(30)
+    assert work.is_busy.wait(30)
     for number in (4, 6, 2):
         gathering.add(number)
     has_ended.set()
     thread.shutdown(wait=False, cancel_futures=True)
-    may_go_on.set()
+    work.may_go_on.set()
     thread.shutdown()
     gathering.add(1)
-    assert taken == [[3, 5]] and sorted(gathering.left()) == [1, 2, 4, 6]
+    assert work.taken == [[3, 5]] and sorted(gathering.left()) == [1, 2, 4, 6]
 
 
 def test_an_error_is_raised_by_what_is_left():
