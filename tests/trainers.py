@@ -50,7 +50,7 @@ def make_trainer(
     loss: Loss = ON_POLICY,
     has_supervised: bool = False,
     lora: Lora | None = None,
-    base_dtype: jnp.dtype = jnp.float32,
+    compute_dtype: jnp.dtype = jnp.float32,
     weight_dtype: jnp.dtype = jnp.float32,
     targets: Sequence[Layout] = tuple(CHAIN.values()),
     carriers: Mapping[Split, Carrier] = MappingProxyType({}),
@@ -68,7 +68,7 @@ def make_trainer(
     kept = policy.with_weights(weights)
     update = Update(Predictor(model, CONFIG.vocab_size), optimizer, loss)
     return Trainer(
-        TrainableParams(policy, layout, lora, base_dtype, weight_dtype),
+        TrainableParams(policy, layout, lora, compute_dtype, weight_dtype),
         update,
         Receivers(
             dtype,

@@ -94,6 +94,11 @@ class Layout:
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
     @property
+    def copy_axes(self) -> Axes:
+        """The dp_axes along which devices have copies of the trainer's parameters, experts aside."""
+        return self.dp_axes[len(self.fsdp_axes) :]
+
+    @property
     def query_axes(self) -> Axes:
         """The tp_axes that do not divide KV heads: they split the query heads of each KV head."""
         return self.tp_axes[len(self.kv_axes) :]
@@ -214,6 +219,11 @@ def whole_on_each(layout: Layout) -> Layout:
     computes all rows of its replica."""
     none = {"fsdp_axes": (), "ep_axes": (), "ep_width_axes": (), "ep_fsdp_axes": ()}
     return replace(layout, tp_axes=(), kv_axes=(), **none)
+
+
+def of_one_copy(layout: Layout) -> Layout:
+    """Returns the layout of the rows that one copy of the trainer's parameters computes."""
+    return replace(layout, dp_axes=layout.fsdp_axes)
 
 
 def layout_chain(

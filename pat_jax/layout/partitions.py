@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import Array, Int
 
 from pat_jax.layout.exchange import Exchange, exchanged
@@ -92,8 +93,15 @@ class AutoPartition(Whole):
     def kernels(self) -> Kernels:
         return self.layout.kernels
 
+    @property
+    def _mesh(self) -> Mesh | AbstractMesh:
+        """The mesh, inside `shard_map` that of the context."""
+        inside = jax.sharding.get_abstract_mesh()
+        return self.layout.mesh if inside.empty else inside
+
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
+        spec = self.layout.spec(*axes, role="train")
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
 
     def look_up(self, table: Array, ids: Array) -> Array:
         """Devices with different parts of the embedding exchange what they look up for each other,
@@ -109,7 +117,7 @@ class AutoPartition(Whole):
         by_rows = layout.spec("batch", role="train")
         return jax.shard_map(
             of_shard,
-            mesh=layout.mesh,
+            mesh=self._mesh,
             in_specs=(layout.spec(None, "embed", role="train"), by_rows),
             out_specs=by_rows,
             axis_names=set(dp_axes),
@@ -124,7 +132,7 @@ class AutoPartition(Whole):
         arrays, names = zip(*inputs, strict=True)
         return jax.shard_map(
             function,
-            mesh=self.layout.mesh,
+            mesh=self._mesh,
             in_specs=tuple(self.layout.spec(*of, role="train") for of in names),
             out_specs=self.layout.spec(*output, role="train"),
             check_vma=False,  # kernels do not declare over which axes their results vary
@@ -158,7 +166,7 @@ class AutoPartition(Whole):
         experts = jax.tree.map(lambda weight: weight.astype(rows.x.dtype), experts)
         return jax.shard_map(
             of_shard,
-            mesh=layout.mesh,
+            mesh=self._mesh,
             in_specs=(by_rows, layout.spec("expert", role="train")),
             out_specs=by_rows,
             check_vma=False,
@@ -181,7 +189,7 @@ class AutoPartition(Whole):
 
         return jax.shard_map(
             of_shard,
-            mesh=self.layout.mesh,
+            mesh=self._mesh,
             in_specs=(self.layout.spec(), *[by_rows] * len(rows)),
             out_specs=by_rows,
             axis_names=set(dp_axes),

@@ -54,7 +54,7 @@ def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParam
         layout,
         build_lora(config.lora, policy),
         # The forward pass rounds to this dtype anyway: nothing is lost, and half the memory saved.
-        base_dtype=DTYPES[config.compute_dtype],
+        compute_dtype=DTYPES[config.compute_dtype],
         weight_dtype=DTYPES[config.optimizer.weight_dtype],
     )
 

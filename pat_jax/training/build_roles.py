@@ -144,7 +144,7 @@ def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> T
         policy,
         layout,
         lora,
-        base_dtype=dtype,
+        compute_dtype=dtype,
         weight_dtype=DTYPES[config.optimizer.weight_dtype],
         shares_base=lora is not None and model.begins_as_policy and config.lora.is_on,
     )

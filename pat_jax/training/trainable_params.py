@@ -17,6 +17,7 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import zero_gradients
+from pat_jax.training.copies import Copies
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -28,8 +29,8 @@ class TrainableParams:
     policy: Policy
     layout: Layout
     lora: Lora | None = None  # None: the whole policy is trained
-    base_dtype: jnp.dtype = jnp.float32
-    """Dtype of the policy under the adapters."""
+    compute_dtype: jnp.dtype = jnp.float32
+    """Dtype of products, of the policy under the adapters, and of gradients that are sent."""
     weight_dtype: jnp.dtype = jnp.float32
     """Dtype of the trained parameters, except adapters, which are float32."""
     shares_base: bool = False
@@ -51,14 +52,31 @@ class TrainableParams:
     @cached_property
     def abstract_gradients(self) -> Leaves:
         """Shapes with shardings of the gradients that are summed over micro-batches."""
-        return with_sharding(jax.eval_shape(zero_gradients, self.abstract), self.shardings)
+        return with_sharding(jax.eval_shape(self.no_gradients, self.abstract), self.gradient_shardings)
+
+    @cached_property
+    def gradient_shardings(self) -> Leaves:
+        return jax.tree.map(self.copies.sharding, self.shardings)
+
+    def no_gradients(self, params: Leaves) -> Leaves:
+        """Returns the sum of gradients before any micro-batch."""
+        return self.copies.apart(zero_gradients(params))
+
+    @property
+    def copies(self) -> Copies:
+        """The copies of the trained parameters that sum gradients apart."""
+        # Experts are divided over all devices. Products of TP inside `shard_map` over copies: XLA's
+        # partitioner aborts.
+        is_apart = not (self.policy.config.experts or self.layout.tp_axes)
+        axes = self.layout.copy_axes if is_apart else ()
+        return Copies(self.layout, axes, jnp.float32 if self.lora else self.compute_dtype)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:
         """Shapes with shardings of the base; empty if the whole policy is trained."""
         if not self.lora:
             return {}
-        return with_sharding(self.policy.abstract(self.base_dtype), self.base_shardings)
+        return with_sharding(self.policy.abstract(self.compute_dtype), self.base_shardings)
 
     @property
     def base_shardings(self) -> Leaves:

@@ -20,7 +20,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Loss, Sums
-from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients, zero_gradients
+from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
@@ -155,7 +155,9 @@ class Trainer:
         state, shardings = self.state_in_a_step, self.placement.in_a_step(self.abstract_state)
         init = {"out_shardings": self.placement.initial(state), "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
-        declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
+        of_gradients = self.trained.gradient_shardings
+        zeros = self.trained.no_gradients
+        declare(Key("zero_gradients", split), zeros, params, out_shardings=of_gradients)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
         if (lora := self.trained.lora) and self.tells_seen:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
@@ -163,11 +165,12 @@ class Trainer:
         grads = self.trained.abstract_gradients
         if self.sums_early:
             factor = jax.ShapeDtypeStruct((), jnp.float32)
-            scaled = {"out_shardings": self.shardings, "donate_argnums": 0}
+            scaled = {"out_shardings": of_gradients, "donate_argnums": 0}
             declare(Key("scaled", split), scaled_gradients, grads, factor, **scaled)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
-            declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
+            step = partial(self.trained.copies.apply, update)
+            declare(Key(f"{stage}apply", split), step, state, grads, **applied)
 
     def _declare_passes(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
         """Declares predictions and each stage's passes, which may differ only in the optimizer."""

@@ -85,7 +85,7 @@ class Update:
         # With respect to float32 weights, whatever they are kept in: else gradients of an
         # embedding's tokens, and of chunks of logits, would be summed in bfloat16.
         micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
-        return jax.tree.map(jnp.add, grads, micro_grads), self._add(sums, micro_sums)
+        return jax.tree.map(jnp.add, grads, micro_grads), self.add_sums(sums, micro_sums)
 
     def zero_sums(self) -> Sums:
         """Returns the sums before any micro-batch, for the metrics of the loss and the model."""
@@ -95,7 +95,7 @@ class Update:
     def _zero_of_routers(self) -> Sums:
         return balance.zero_sums(*self._model.routers) if self._model.routers else {}
 
-    def _add(self, sums: Sums, other: Sums) -> Sums:
+    def add_sums(self, sums: Sums, other: Sums) -> Sums:
         joined = self.loss.add(sums, other)
         return joined | {name: sums[name] + other[name] for name in sums if name not in joined}
 

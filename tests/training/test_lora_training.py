@@ -51,7 +51,7 @@ def host_adapters() -> Adapters:
 
 def lora_trainer(layout: Layout, **options: Any) -> Trainer:
     trainer = make_trainer(layout, lora=LORA, **options)
-    dtype = options.get("base_dtype", jnp.float32)
+    dtype = options.get("compute_dtype", jnp.float32)
     base = jax.tree.map(lambda x: x.astype(dtype), host_weights())
     trainer.freeze(jax.device_put(base, trainer.trained.base_shardings))
     return trainer
@@ -104,7 +104,7 @@ def test_the_rollout_gets_adapters_beside_its_weights(
     source: str, dtype: jnp.dtype, kept: WeightFormat
 ):
     """The same bits in every layout."""
-    trainer = lora_trainer(CHAIN[source], dtype=dtype, weights=kept, base_dtype=dtype)
+    trainer = lora_trainer(CHAIN[source], dtype=dtype, weights=kept, compute_dtype=dtype)
     params = jax.device_put(host_adapters(), trainer.shardings)
     policy = LORA.beside(POLICY.with_weights(kept))
     base = jax.tree.map(lambda x: x.astype(dtype), host_weights())
@@ -142,7 +142,7 @@ def share(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
 def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth():
     """Weights on the bfloat16 grid, whose last bits are larger by far."""
     optimizer, dtype = optax.adam(1e-6), jnp.bfloat16
-    trainer = lora_trainer(CHAIN["dp2tp4"], dtype=dtype, base_dtype=dtype, optimizer=optimizer)
+    trainer = lora_trainer(CHAIN["dp2tp4"], dtype=dtype, compute_dtype=dtype, optimizer=optimizer)
     state = started(trainer, LORA.init(0))
 
     def both() -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -186,10 +186,10 @@ def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(
 def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     """Parameters now and before, two moments, and gradients twice: by hand, and by what the programs
     are given."""
-    loss, base_dtype = PolicyLoss(beta=0.1), jnp.dtype(jnp.bfloat16)
+    loss, compute_dtype = PolicyLoss(beta=0.1), jnp.dtype(jnp.bfloat16)
     layout = CHAIN["dp4tp2"]
     reference = TrainableParams(POLICY, layout, LORA).abstract  # adapters too, on the same base
-    trainer = make_trainer(layout, lora=LORA, loss=loss, base_dtype=base_dtype, others=[reference])
+    trainer = make_trainer(layout, lora=LORA, loss=loss, compute_dtype=compute_dtype, others=[reference])
     compile_named(trainer, "grad", "apply", "transfer")
     config = POLICY.config
     leaves = jax.tree.leaves(POLICY.abstract_params)
@@ -201,7 +201,7 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     one = shard_bytes(trainer.abstract_params)
     assert one == 4 * config.num_layers * sum(floats)
     base = shard_bytes(trainer.trained.abstract_frozen)
-    assert base == weights * base_dtype.itemsize
+    assert base == weights * compute_dtype.itemsize
     assert shard_bytes(trainer.resident) == pytest.approx(base + 4 * one, abs=64)
 
     split = trainer.layout.split
@@ -222,7 +222,7 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
 def test_the_base_is_known_by_a_checksum_in_either_format(changed: str | None):
     found = []
     for dtype in (jnp.float32, jnp.bfloat16):
-        trainer = make_trainer(CHAIN["dp8tp1"], lora=LORA, base_dtype=dtype)
+        trainer = make_trainer(CHAIN["dp8tp1"], lora=LORA, compute_dtype=dtype)
         host = jax.tree.map(lambda x: np.array(x.astype(dtype)), host_weights())  # noqa: B023
         if changed and dtype == jnp.bfloat16:
             jax.tree.leaves(host)[5].flat[3] *= 2

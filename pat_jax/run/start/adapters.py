@@ -68,7 +68,7 @@ def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
     trained = trainer.trained
     if trained.lora is None:
         return None
-    return trainer.freeze(initial_policy(trainer, config, trained.base_dtype))
+    return trainer.freeze(initial_policy(trainer, config, trained.compute_dtype))
 
 
 def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) -> None:

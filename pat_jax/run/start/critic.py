@@ -131,8 +131,8 @@ def freeze_critic(roles: Roles, config: RunConfig, model: CriticModel | None) ->
     if trained.shares_base:
         return critic.freeze(_by_name(roles.policy.trained.frozen, trained.abstract_frozen))
     if model.source:
-        return critic.freeze(_loaded(model, trained.base_shardings, trained.base_dtype))
-    base = initial_policy(roles.policy, config, trained.base_dtype)
+        return critic.freeze(_loaded(model, trained.base_shardings, trained.compute_dtype))
+    base = initial_policy(roles.policy, config, trained.compute_dtype)
     return critic.freeze(_copied(base, trained.abstract_frozen))
 
 
