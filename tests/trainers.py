@@ -35,6 +35,11 @@ from pat_jax.training.update_result import UpdateResult
 CONFIG = replace(preset("tiny", vocab_size=61), num_layers=1)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
+# Of eight devices, where so many divide the parameters among them, and others have copies.
+IN_GROUPS = {
+    size: layout_chain(factored_mesh(jax.devices()), CONFIG, fsdp_size=size)[0][Split(8, 1)]
+    for size in (1, 2, 4)
+}
 (SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 ROWS, LENGTH = 8, 16
 ON_POLICY = PolicyLoss(is_on_policy=True)

@@ -88,7 +88,8 @@ class UpdateOptions(Options):
     fsdp_size: int = option(0, DEVICES)
     """Devices over which parameters, gradients and optimizer state of a trained model are divided;
     others have copies of these parts. With as many as a host has, weights are gathered inside
-    hosts, and only gradients travel between them (HSDP). 0 divides them over all devices."""
+    hosts, and only gradients travel between them, once for each optimizer step (HSDP). 0 divides
+    them over all devices."""
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
     """How an update brings tokens and experts together. gathered: each device gathers the weights
     of all experts of a layer, as for other layers; exchanged: tokens are sent to the devices of

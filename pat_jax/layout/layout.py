@@ -94,8 +94,9 @@ class Layout:
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
     @property
-    def copy_axes(self) -> Axes:
-        """The dp_axes along which devices have copies of the trainer's parameters, experts aside."""
+    def group_axes(self) -> Axes:
+        """The dp_axes along which FSDP groups lie: each group has all of the trainer's parameters,
+        but for experts that are divided over several."""
         return self.dp_axes[len(self.fsdp_axes) :]
 
     @property
@@ -221,8 +222,8 @@ def whole_on_each(layout: Layout) -> Layout:
     return replace(layout, tp_axes=(), kv_axes=(), **none)
 
 
-def of_one_copy(layout: Layout) -> Layout:
-    """Returns the layout of the rows that one copy of the trainer's parameters computes."""
+def of_one_group(layout: Layout) -> Layout:
+    """Returns the layout of one FSDP group's rows."""
     return replace(layout, dp_axes=layout.fsdp_axes)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.exchange import most_exchanged
-from pat_jax.layout.layout import Layout, of_one_copy
+from pat_jax.layout.layout import Layout, of_one_group
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
@@ -78,8 +78,12 @@ def model_functions(
     of_head = values if is_scalar else partial(logits, partition=Whole())
     by_rows = AutoPartition(layout).by_rows
     options = {"remat": remat, "scan_layers": scan_layers}
-    of_copy = model_functions(policy, of_one_copy(layout), dtype, **options) if layout.copy_axes else None
-    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_copy)
+    of_group = (
+        model_functions(policy, of_one_group(layout), dtype, **options)
+        if layout.group_axes
+        else None
+    )
+    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_group)
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:
@@ -154,15 +158,15 @@ class Passes:
 
     def _declare_gradients(self, shape: tuple[int, int]) -> None:
         trained, update = self._trained, self.update
-        predictor, copies = update.predictor, trained.copies
-        if copies.axes:
-            predictor = replace(predictor, model=predictor.model.of_one_copy)
+        predictor, groups = update.predictor, trained.groups
+        if groups.axes:
+            predictor = replace(predictor, model=predictor.model.of_one_group)
 
         def grad_step(
             frozen: Params, params: Params, micro: MicroBatch, grads: Params, sums: Sums
         ) -> tuple[Params, Sums]:
             over = replace(update, predictor=trained.over(frozen, predictor))
-            return copies.add(over, params, micro, grads, sums)
+            return groups.grad_step(over, params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
         read = update.loss.needs, update.loss.teacher_top_k
@@ -174,7 +178,7 @@ class Passes:
             abstract_micro(trained.policy, trained.layout, shape, *read),
             trained.abstract_gradients,
             with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
-            out_shardings=(trained.gradient_shardings, self._everywhere),
+            out_shardings=(groups.shardings, self._everywhere),
             donate_argnums=(3, 4),
         )
 

@@ -16,8 +16,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.rl.algorithm.update import zero_gradients
-from pat_jax.training.copies import Copies
+from pat_jax.training.fsdp_groups import FsdpGroups
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -52,24 +51,19 @@ class TrainableParams:
     @cached_property
     def abstract_gradients(self) -> Leaves:
         """Shapes with shardings of the gradients that are summed over micro-batches."""
-        return with_sharding(jax.eval_shape(self.no_gradients, self.abstract), self.gradient_shardings)
+        return with_sharding(
+            jax.eval_shape(self.groups.zero_gradients, self.abstract), self.groups.shardings
+        )
 
     @cached_property
-    def gradient_shardings(self) -> Leaves:
-        return jax.tree.map(self.copies.sharding, self.shardings)
-
-    def no_gradients(self, params: Leaves) -> Leaves:
-        """Returns the sum of gradients before any micro-batch."""
-        return self.copies.apart(zero_gradients(params))
-
-    @property
-    def copies(self) -> Copies:
-        """The copies of the trained parameters that sum gradients apart."""
-        # Experts are divided over all devices. Products of TP inside `shard_map` over copies: XLA's
+    def groups(self) -> FsdpGroups:
+        """The FSDP groups that sum their own gradients."""
+        # Experts may be divided over all groups. With TP inside `shard_map` over the groups XLA's
         # partitioner aborts.
-        is_apart = not (self.policy.config.experts or self.layout.tp_axes)
-        axes = self.layout.copy_axes if is_apart else ()
-        return Copies(self.layout, axes, jnp.float32 if self.lora else self.compute_dtype)
+        sum_alone = not (self.policy.config.experts or self.layout.tp_axes)
+        dtype = jnp.float32 if self.lora else self.compute_dtype
+        axes = self.layout.group_axes if sum_alone else ()
+        return FsdpGroups(self.layout, self.shardings, axes, dtype)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:

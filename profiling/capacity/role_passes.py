@@ -3,7 +3,7 @@
 Knows one model, and what a compiler made of its programs. Does not know what the passes are for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,14 @@ from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import Seconds, UpdateTimes
-from pat_jax.profiling.predict.update_work import Rows, UpdateWork, Work, apply_work
+from pat_jax.profiling.predict.update_work import (
+    FLOAT32,
+    Collective,
+    Rows,
+    UpdateWork,
+    Work,
+    apply_work,
+)
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens
 from pat_jax.training.trainable_params import TrainableParams
@@ -69,11 +76,11 @@ class RolePasses:
             logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
             most_exchanged(self.run.experts, experts, layout, platform),
             layout.size(layout.ep_dp_axes),
-            self._hosts_of_copies,
+            self._hosts_of_groups,
         )
 
     @property
-    def _hosts_of_copies(self) -> int:
+    def _hosts_of_groups(self) -> int:
         """Hosts over which the devices with the same part of the parameters are spread."""
         layout, target = self.held.layout, self.built.order.target
         parts = layout.split.tp * layout.size(layout.fsdp_axes)
@@ -131,11 +138,28 @@ class RolePasses:
             sent=program.collectives,
         )
 
+    def _sums_of_groups(self, gradients: int) -> Iterator[Collective]:
+        """The sum of gradients over FSDP groups, once for each optimizer step.
+
+        Args:
+          gradients: bytes of one device, in float32.
+        """
+        groups = self.held.groups
+        if groups.axes:
+            num_bytes = gradients * jnp.dtype(groups.dtype).itemsize / FLOAT32
+            yield Collective("all-reduce", num_bytes, groups.count, hosts=self._hosts_of_groups)
+
     def _apply(self, trainer: Trainer) -> Work:
         params = shard_bytes(trainer.abstract_params)
         optimizer = shard_bytes(trainer.state_in_a_step) - params
         gradients = shard_bytes(trainer.trained.abstract_gradients)
-        by_hand = apply_work(params, gradients, optimizer, offloaded=fetched_bytes(trainer))
+        by_hand = apply_work(
+            params,
+            gradients,
+            optimizer,
+            offloaded=fetched_bytes(trainer),
+            sent=tuple(self._sums_of_groups(gradients)),
+        )
         program = self.find("apply")
         if program is None:
             return by_hand

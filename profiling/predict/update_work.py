@@ -207,19 +207,21 @@ class UpdateWork:
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
-        """Sums of gradients: those of layers end where their weights are, the head's everywhere."""
+        """Sums of gradients: those of layers end where their weights are, the head's everywhere.
+        FSDP groups sum theirs once an update (`training/fsdp_groups.py`), unless the model has
+        experts."""
+        summed = self.dp if self.model.experts else self.fsdp
         if self.adapter_weights is not None:
-            yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), self.dp)
+            yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), summed)
             return
         shard = self._layer_bytes(rows) / self.fsdp
         if self.fsdp > 1:
             yield Collective("reduce-scatter", shard, self.fsdp)
             yield self._lookup(rows)
-        if self.dp > self.fsdp:
-            replicas = self.dp // self.fsdp
-            yield Collective("all-reduce", shard, replicas, hosts=self.hosts)
-        if self.dp > 1:
-            yield Collective("all-reduce", float(FLOAT32 * self._head), self.dp)
+        if summed > self.fsdp:
+            yield Collective("all-reduce", shard, summed // self.fsdp, hosts=self.hosts)
+        if summed > 1:
+            yield Collective("all-reduce", float(FLOAT32 * self._head), summed)
 
     def _layer_bytes(self, rows: Rows) -> float:
         """Bytes of all layers' weights that are gathered, as they are multiplied with."""
@@ -234,7 +236,14 @@ class UpdateWork:
         return Collective("all-to-all", num_bytes, self.fsdp)
 
 
-def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 0) -> Work:
+def apply_work(
+    params: int,
+    gradients: int,
+    optimizer: int,
+    *,
+    offloaded: int = 0,
+    sent: tuple[Collective, ...] = (),
+) -> Work:
     """The work of one optimizer step, and of setting the gradients to zero after it.
 
     Gradients are read for their norm and for the step. Parameters and the optimizer's state are
@@ -243,9 +252,10 @@ def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 
     Args:
       params, gradients, optimizer: bytes on one device.
       offloaded: bytes of the optimizer's that come from the host's memory before and go back after.
+      sent: sums over FSDP groups.
     """
     num_bytes = 2.0 * (params + optimizer) + 3.0 * gradients
-    return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded)
+    return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded, sent=sent)
 
 
 def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:

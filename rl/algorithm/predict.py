@@ -42,8 +42,8 @@ class ModelFunctions:
     beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
     routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
     is_scalar: bool = False  # whether the head gives one number at each token
-    # For rows of one copy of the parameters; None: all rows are.
-    of_one_copy: "ModelFunctions | None" = None
+    # For the rows of one FSDP group; None: there is one.
+    of_one_group: "ModelFunctions | None" = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from several import SMALL, ends, errors, start_all
 WORKER = (str(ROOT / "tests" / "hosts" / "placed_worker.py"),)
 SEPARATE = "--placement separate"
 RUNS = {
+    "groups": "--devices 4 --layout dp4tp1 --fsdp_size 2",
     "interleave": "--devices 4 --layout dp4tp1 --placement interleave",
     "scores": f"--devices 4 --layout dp2tp1 {SEPARATE}",
     "gradients": f"--devices 4 --layout dp2tp1 {SEPARATE} --placement.overlap gradients",
@@ -33,7 +34,7 @@ def test_two_processes_learn_what_one_learns_in_every_placement(tmp_path: Path):
         other = pickle.loads((tmp_path / f"{name}.pickle").read_bytes())
         assert differences(other, flat) == [] and other.compiled == [], name
         assert waited(other.rows) == [WAITED.get(name, [])] * len(flat.rows) != [], name
-        devices = [0, 1] if name == "interleave" else [1]
+        devices = [1] if SEPARATE in RUNS[name] else [0, 1]
         assert set(map(tuple, other.devices.values())) == {tuple(devices)}, name
 
 

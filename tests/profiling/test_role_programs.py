@@ -13,6 +13,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.capacity.resting import with_rest
+from pat_jax.profiling.capacity.role_passes import RolePasses
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
@@ -90,6 +91,20 @@ def test_each_role_has_programs_of_its_own_and_its_passes_are_whole():
     assert at_depth(pair, deep.num_layers("critic")).layers == 7
     assert str(pair[0]) == f"apply of the critic {jobs[0].split}"
     assert CompiledProgram.from_json(json.loads(json.dumps(pair[0].to_json()))) == pair[0]
+
+
+@pytest.mark.parametrize(("size", "groups"), [(4, 2), (0, 1)])
+def test_a_step_has_the_sum_over_groups(size: int, groups: int):
+    """In bfloat16, of what a device has."""
+    one = replace(order(), target=Target.parse("h100:4x2"))
+    one = replace(one, config=replace(one.config, fsdp_size=size))
+    found = TargetBuild(one, jax.devices("cpu")[:8])
+    trainer = found.whole.policy
+    passes = RolePasses(found, trainer.trained, None, ())
+    num_bytes = shard_bytes(trainer.trained.abstract_gradients) / 2
+    expected = passes.times.links.all_reduce_s(groups, num_bytes, hosts=groups)
+    assert passes.apply(trainer).links == expected
+    assert (expected > 0) == (groups > 1)
 
 
 def predicted(found: TargetBuild) -> dict[tuple[str, str], int]:

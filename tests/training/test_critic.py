@@ -12,7 +12,7 @@ import optax
 import pytest
 import trainers
 from chex import assert_trees_all_close
-from trainers import CHAIN, CONFIG, LENGTH, ROWS, SINGLE, weights_of
+from trainers import CHAIN, CONFIG, IN_GROUPS, LENGTH, ROWS, SINGLE, weights_of
 
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
@@ -92,12 +92,18 @@ def plain_descent() -> tuple[Params, list[float], Params]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "dp2tp4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp8tp1", "dp1tp8"))],
+    "layout",
+    [
+        SINGLE,
+        CHAIN["dp2tp4"],
+        *(pytest.param(CHAIN[name], marks=pytest.mark.slow) for name in ("dp8tp1", "dp1tp8")),
+        pytest.param(IN_GROUPS[4], marks=pytest.mark.slow),
+    ],
+    ids=["single", "dp2tp4", "dp8tp1", "dp1tp8", "groups"],
 )
-def test_an_update_is_plain_descent_on_the_value_loss_in_every_layout(name: str):
+def test_an_update_is_plain_descent_on_the_value_loss_in_every_layout(layout: Layout):
     params, (wanted, losses, grads) = weights_of(POLICY), plain_descent()
-    found, metrics = updated(critic(CHAIN[name] if name else SINGLE), params)
+    found, metrics = updated(critic(layout), params)
     assert metrics["critic/loss"] == pytest.approx(losses[1], rel=1e-5)
     assert losses[1] < losses[0]
     assert metrics["critic/grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-4)

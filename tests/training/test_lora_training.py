@@ -11,6 +11,7 @@ import pytest
 from arrays import assert_same_bits
 from trainers import (
     CHAIN,
+    IN_GROUPS,
     LENGTH,
     POLICY,
     ROWS,
@@ -72,8 +73,13 @@ def single() -> tuple[dict[str, float], Adapters]:
     return after_a_step(lora_trainer(SINGLE))
 
 
-def test_an_update_is_that_of_a_single_device_and_leaves_the_base(single):
-    trainer = lora_trainer(CHAIN["dp2tp4"])
+@pytest.mark.parametrize(
+    "layout",
+    [CHAIN["dp2tp4"], pytest.param(IN_GROUPS[2], marks=pytest.mark.slow)],
+    ids=["dp2tp4", "groups"],
+)
+def test_an_update_is_that_of_a_single_device_and_leaves_the_base(layout: Layout, single):
+    trainer = lora_trainer(layout)
     metrics, adapters = after_a_step(trainer)
     assert single[0]["train/loss"] != 0
     for key, value in single[0].items():
@@ -189,7 +195,9 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     loss, compute_dtype = PolicyLoss(beta=0.1), jnp.dtype(jnp.bfloat16)
     layout = CHAIN["dp4tp2"]
     reference = TrainableParams(POLICY, layout, LORA).abstract  # adapters too, on the same base
-    trainer = make_trainer(layout, lora=LORA, loss=loss, compute_dtype=compute_dtype, others=[reference])
+    trainer = make_trainer(
+        layout, lora=LORA, loss=loss, compute_dtype=compute_dtype, others=[reference]
+    )
     compile_named(trainer, "grad", "apply", "transfer")
     config = POLICY.config
     leaves = jax.tree.leaves(POLICY.abstract_params)

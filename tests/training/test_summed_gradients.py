@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from trainers import CHAIN, CONFIG, make_trainer, started
+from trainers import CHAIN, CONFIG, IN_GROUPS, make_trainer, started
 
+from pat_jax.layout.layout import Layout
 from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.batches.batches import TrainBatch, share_of, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -41,9 +42,18 @@ def batch_of(chosen: slice, aggregation: Aggregation, *, is_without: bool = Fals
     )
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
-def test_batches_that_are_added_one_by_one_are_one_update(aggregation: Aggregation):
-    trainer = make_trainer(CHAIN["dp4tp2"], micro_shapes=SHAPES, targets=(), sums_early=True)
+@pytest.mark.parametrize(
+    ("aggregation", "layout"),
+    [
+        ("token", CHAIN["dp4tp2"]),
+        ("sequence", IN_GROUPS[4]),
+        ("constant", CHAIN["dp4tp2"]),
+        pytest.param("token", IN_GROUPS[2], marks=pytest.mark.slow),
+    ],
+    ids=["token", "sequence-groups", "constant", "token-groups"],
+)
+def test_batches_that_are_added_one_by_one_are_one_update(aggregation: Aggregation, layout: Layout):
+    trainer = make_trainer(layout, micro_shapes=SHAPES, targets=(), sums_early=True)
     whole, expected = trainer.update(started(trainer), batch_of(slice(None), aggregation))
     summed = SummedGradients(trainer, started(trainer))
     for part in (slice(3, 5), slice(0, 1), slice(1, 3)):

@@ -11,7 +11,6 @@ from trainers import (
     LENGTH,
     ROWS,
     SINGLE,
-    compile_named,
     host_weights,
     made_up_batch,
     make_trainer,
@@ -21,12 +20,9 @@ from trainers import (
     with_reference,
 )
 
-from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
-from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
-from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
@@ -44,8 +40,6 @@ def after_a_step(layout: Layout) -> tuple[dict[str, float], Params, Params]:
         program = trainer.programs[Key("grad", layout.split, ROWS, LENGTH)]
         grads, sums = program({}, params, micro, grads, sums)
     state, result = updated(trainer, started(trainer))
-    if trainer.trained.copies.axes:
-        grads = jax.tree.map(lambda x: x.sum(axis=0), grads)
     return result.metrics, jax.device_get(grads), jax.device_get(state.params)
 
 
@@ -70,45 +64,6 @@ def test_an_update_is_that_of_a_single_device(name: str, single):
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(single[2]), strict=True)
     ]
     assert min(moved) > 0.97
-
-
-def test_parameters_in_parts_of_a_host_give_the_same_update(single):
-    """Two hosts of four devices: weights are gathered inside, and only gradients go between."""
-    mesh = factored_mesh(jax.devices())
-    layout = layout_chain(mesh, CONFIG, fsdp_size=4)[0][Split(8, 1)]
-    assert layout.size(layout.fsdp_axes) == 4
-    metrics, grads, _ = after_a_step(layout)
-    assert metrics["train/loss"] == pytest.approx(single[0]["train/loss"], rel=2e-5, abs=1e-6)
-    assert_trees_all_close(grads, single[1], rtol=2e-4, atol=2e-6)
-
-    trainer = make_trainer(layout, targets=())
-    compile_named(trainer, "grad")
-    text = trainer.programs[Key("grad", layout.split, ROWS, LENGTH)].as_text()
-    found = collectives(text, per_host=4)
-    weights = sum(x.size for x in jax.tree.leaves(host_weights()))
-    assert {one.kind for one in found if one.hosts == 1} >= {"all-gather"}
-    for one in found:
-        print(one)
-    across = [one for one in found if one.hosts == 2]
-    assert sum(one.num_bytes for one in across) <= 400
-
-
-@pytest.mark.parametrize("name", ["dp4tp2", pytest.param("dp8tp1", marks=pytest.mark.slow)])
-def test_a_rollout_gets_parameters_that_are_in_parts_of_a_host(name: str):
-    chain = layout_chain(factored_mesh(jax.devices()), CONFIG, fsdp_size=4)[0]
-    layout = next(x for x in chain.values() if str(x) == name)
-    trainer = make_trainer(layout, targets=[target := CHAIN["dp2tp4"]])
-    sent = trainer.transfer(jax.device_put(host_weights(), trainer.shardings), target)
-    assert_trees_all_close(jax.device_get(sent), host_weights())
-    _, grads, _ = after_a_step(layout)
-    assert_trees_all_close(grads, after_a_step(CHAIN[name])[1], rtol=2e-4, atol=2e-6)
-
-
-@pytest.mark.parametrize("size", [3, 5])
-def test_parts_that_are_no_run_of_axes_are_refused(size: int):
-    expected = "expected 0, or of 8 devices one of 1, 2, 4, 8"
-    with pytest.raises(OptionError, match=rf"--fsdp_size is {size}: {expected}"):
-        layout_chain(factored_mesh(jax.devices()), CONFIG, fsdp_size=size)
 
 
 def test_a_smaller_micro_batch_is_compiled_when_it_comes():
