@@ -8,7 +8,7 @@ colocating wins on 16 to 64 devices; splitting actor and reference from critic a
 13B and on 96 and 128 for 34B; standalone models win on 128 for 13B.
 
 All seconds here are computed: nothing ran. Their trainer uses Megatron's tensor and pipeline parallelism,
-this one divides parameters over all devices (FSDP), or inside hosts (`--fsdp_size 8`).
+this one divides parameters over all devices (FSDP), or over one to four hosts, of which others have copies (`--fsdp_size 8`).
 """
 
 import json
@@ -33,6 +33,7 @@ from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.schedule import scheduled
 
 HOST, GIGABITS, TOKENS = 8, 200, 1024
+SIZES = (0, HOST, 2 * HOST, 4 * HOST)  # `--fsdp_size`
 MICRO_BATCH = 8192  # tokens of a device
 DEVICES = (16, 32, 64, 128)
 SHAPES = {  # Llama's: width, MLP, layers, heads, KV heads
@@ -117,7 +118,7 @@ def main() -> None:
             cast("dict[str, ModelConfig]", PRESETS)[name] = shape(name)
             for count in DEVICES:
                 by_size = {}
-                for size in (0, HOST):
+                for size in SIZES[: 1 + (count // HOST).bit_length() - 1]:
                     try:
                         asked = placing(name, count, args.data, lengths, size)
                         by_size[str(size)] = seconds(asked, count)

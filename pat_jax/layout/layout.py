@@ -96,7 +96,7 @@ class Layout:
     @property
     def group_axes(self) -> Axes:
         """The dp_axes along which FSDP groups lie: each group has all of the trainer's parameters,
-        but for experts that are divided over several."""
+        except experts that are divided over several."""
         return self.dp_axes[len(self.fsdp_axes) :]
 
     @property
@@ -160,9 +160,18 @@ class Layout:
             lambda axes: self.spec(*axes, role=role), policy.param_axes(), is_leaf=_is_axes
         )
 
-    def param_shardings(self, policy: Policy | Lora, role: Role = "rollout") -> Params:
+    def param_shardings(
+        self, policy: Policy | Lora, role: Role = "rollout", *leading: str
+    ) -> Params:
+        """Returns the sharding of each parameter.
+
+        Args:
+          leading: names of dimensions before those of the parameter.
+        """
         return jax.tree.map(
-            lambda axes: self.sharding(*axes, role=role), policy.param_axes(), is_leaf=_is_axes
+            lambda axes: self.sharding(*leading, *axes, role=role),
+            policy.param_axes(),
+            is_leaf=_is_axes,
         )
 
 

@@ -14,6 +14,7 @@ MeshAxes = Literal[
     "kv_axes",
     "query_axes",
     "fsdp_axes",
+    "group_axes",
     "ep_axes",
     "ep_width_axes",
     "ep_fsdp_axes",
@@ -32,5 +33,11 @@ _ROLLOUT: Mapping[str, MeshAxes | None] = {
 }
 RULES: Mapping[Role, Mapping[str, MeshAxes | None]] = {
     "rollout": _ROLLOUT,
-    "train": {**_ROLLOUT, "embed": "fsdp_axes", "expert_dim": "ep_fsdp_axes"},
+    "train": {
+        **_ROLLOUT,
+        "embed": "fsdp_axes",
+        "expert_dim": "ep_fsdp_axes",
+        "group": "group_axes",
+        "row_of_group": "fsdp_axes",
+    },
 }

@@ -158,15 +158,15 @@ class Passes:
 
     def _declare_gradients(self, shape: tuple[int, int]) -> None:
         trained, update = self._trained, self.update
-        predictor, groups = update.predictor, trained.groups
-        if groups.axes:
+        predictor, gradients = update.predictor, trained.gradients
+        if gradients.groups:
             predictor = replace(predictor, model=predictor.model.of_one_group)
 
         def grad_step(
             frozen: Params, params: Params, micro: MicroBatch, grads: Params, sums: Sums
         ) -> tuple[Params, Sums]:
             over = replace(update, predictor=trained.over(frozen, predictor))
-            return groups.grad_step(over, params, micro, grads, sums)
+            return gradients.grad_step(over, params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
         read = update.loss.needs, update.loss.teacher_top_k
@@ -178,7 +178,7 @@ class Passes:
             abstract_micro(trained.policy, trained.layout, shape, *read),
             trained.abstract_gradients,
             with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
-            out_shardings=(groups.shardings, self._everywhere),
+            out_shardings=(gradients.shardings, self._everywhere),
             donate_argnums=(3, 4),
         )
 

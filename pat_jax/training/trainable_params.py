@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
+from pat_jax.layout.fsdp_groups import FsdpGroups
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.training.fsdp_groups import FsdpGroups
+from pat_jax.training.group_gradients import GroupGradients
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -52,18 +53,20 @@ class TrainableParams:
     def abstract_gradients(self) -> Leaves:
         """Shapes with shardings of the gradients that are summed over micro-batches."""
         return with_sharding(
-            jax.eval_shape(self.groups.zero_gradients, self.abstract), self.groups.shardings
+            jax.eval_shape(self.gradients.zero_gradients, self.abstract), self.gradients.shardings
         )
 
     @cached_property
-    def groups(self) -> FsdpGroups:
-        """The FSDP groups that sum their own gradients."""
-        # Experts may be divided over all groups. With TP inside `shard_map` over the groups XLA's
+    def gradients(self) -> GroupGradients:
+        """How gradients are summed."""
+        layout, of_params = self.layout, self.shardings
+        # Experts may be divided over all groups. With TP inside `shard_map` over groups, XLA's
         # partitioner aborts.
-        sum_alone = not (self.policy.config.experts or self.layout.tp_axes)
+        if not layout.group_axes or layout.tp_axes or self.policy.config.experts:
+            return GroupGradients(of_params, of_params)
+        of_groups = layout.param_shardings(self.lora or self.policy, "train", "group")
         dtype = jnp.float32 if self.lora else self.compute_dtype
-        axes = self.layout.group_axes if sum_alone else ()
-        return FsdpGroups(self.layout, self.shardings, axes, dtype)
+        return GroupGradients(of_groups, of_params, FsdpGroups(layout), dtype)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:

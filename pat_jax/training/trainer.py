@@ -155,10 +155,10 @@ class Trainer:
         state, shardings = self.state_in_a_step, self.placement.in_a_step(self.abstract_state)
         init = {"out_shardings": self.placement.initial(state), "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
-        groups = self.trained.groups
-        of_gradients = groups.shardings
+        gradients = self.trained.gradients
+        of_gradients = gradients.shardings
         zeros = {"out_shardings": of_gradients}
-        declare(Key("zero_gradients", split), groups.zero_gradients, params, **zeros)
+        declare(Key("zero_gradients", split), gradients.zero_gradients, params, **zeros)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
         if (lora := self.trained.lora) and self.tells_seen:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
@@ -170,7 +170,7 @@ class Trainer:
             declare(Key("scaled", split), scaled_gradients, grads, factor, **scaled)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
-            step = partial(groups.apply_step, update)
+            step = partial(gradients.apply_step, update)
             declare(Key(f"{stage}apply", split), step, state, grads, **applied)
 
     def _declare_passes(self, micro_shapes: Sequence[tuple[int, int]]) -> None:

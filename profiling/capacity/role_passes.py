@@ -144,10 +144,11 @@ class RolePasses:
         Args:
           gradients: bytes of one device, in float32.
         """
-        groups = self.held.groups
-        if groups.axes:
-            num_bytes = gradients * jnp.dtype(groups.dtype).itemsize / FLOAT32
-            yield Collective("all-reduce", num_bytes, groups.count, hosts=self._hosts_of_groups)
+        summed = self.held.gradients
+        if summed.groups:
+            num_bytes = gradients * jnp.dtype(summed.dtype).itemsize / FLOAT32
+            count, hosts = summed.groups.count, self._hosts_of_groups
+            yield Collective("all-reduce", num_bytes, count, hosts=hosts)
 
     def _apply(self, trainer: Trainer) -> Work:
         params = shard_bytes(trainer.abstract_params)

@@ -208,7 +208,7 @@ class UpdateWork:
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
         """Sums of gradients: those of layers end where their weights are, the head's everywhere.
-        FSDP groups sum theirs once an update (`training/fsdp_groups.py`), unless the model has
+        FSDP groups sum theirs once an update (`training/group_gradients.py`), unless the model has
         experts."""
         summed = self.dp if self.model.experts else self.fsdp
         if self.adapter_weights is not None:

@@ -1,0 +1,67 @@
+"""The gradients of an update, summed over FSDP groups once for each optimizer step.
+
+A group adds up the gradients of its own rows, so that nothing is sent between groups in a
+micro-batch. With one group, all of this is that of `rl/algorithm/update.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.layout.fsdp_groups import FsdpGroups
+from pat_jax.models.policy import Params
+from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch
+
+# Float32 arrays like the parameters. If there are several groups, the first axis is theirs.
+Gradients = Any
+
+
+@dataclass(frozen=True)
+class GroupGradients:
+    """How gradients are summed."""
+
+    shardings: Any  # of gradients
+    of_params: Any  # shardings of the trained parameters
+    groups: FsdpGroups | None = None  # None: there is one, or all sum in each micro-batch
+    dtype: jnp.dtype = jnp.float32  # in which groups send gradients to each other
+
+    def zero_gradients(self, params: Params) -> Gradients:
+        zeros = zero_gradients(params)
+        if self.groups is None:
+            return zeros
+        count = self.groups.count
+        return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), zeros)
+
+    def grad_step(
+        self, update: Update, params: Params, micro: MicroBatch, grads: Gradients, sums: Sums
+    ) -> tuple[Gradients, Sums]:
+        """Does `Update.grad_step` for the rows of each group.
+
+        Args:
+          update: of the model in the layout of one group.
+        """
+        if self.groups is None:
+            return update.grad_step(params, micro, grads, sums)
+
+        def of_one(params: Params, micro: MicroBatch, grads: Params) -> tuple[Params, Sums]:
+            return update.grad_step(params, micro, grads, update.zero_sums())
+
+        rows = self.groups.split_rows(micro)
+        grads, of_groups = self.groups.each(of_one, params, rows, grads)
+        # Gathered before the loop, not in each of its rounds.
+        of_groups = jax.lax.with_sharding_constraint(of_groups, self.groups.layout.sharding())
+        sums, _ = jax.lax.scan(lambda a, b: (update.add_sums(a, b), None), sums, of_groups)
+        return grads, sums
+
+    def apply_step(
+        self, update: Update, state: TrainState, grads: Gradients
+    ) -> tuple[TrainState, Array, Array]:
+        """Does `Update.apply_step` with the sum over groups."""
+        if self.groups is not None:
+            grads = self.groups.total(grads, (self.shardings, self.of_params), self.dtype)
+        return update.apply_step(state, grads)
