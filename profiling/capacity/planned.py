@@ -7,6 +7,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.inside_hosts import inside_hosts
 from pat_jax.profiling.capacity.layout_parts import (
     memory_of,
     running_counts,
@@ -66,7 +67,11 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         _lengths(question),
         comparison,
         update,
-        (*limits(comparison, machine), *_of_experts(question, machine)),
+        (
+            *limits(comparison, machine),
+            *_of_experts(question, machine),
+            *(inside_hosts(updating, *learned) if updating else ()),
+        ),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
         resting,
