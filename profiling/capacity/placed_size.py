@@ -33,7 +33,8 @@ from pat_jax.training.trainer import CRITIC
 
 
 def part_of(target: Target, count: int, num_cuts: int = 1) -> Target | None:
-    """Returns the target of `count` neighbouring devices of a target; None: there is none such.
+    """Returns the target of `count` neighbouring devices of a target, of the same chip; None: there
+    is none such.
 
     GPUs are of one host, or of whole hosts. A TPU slice is cut along its longest sides.
 
@@ -41,25 +42,31 @@ def part_of(target: Target, count: int, num_cuts: int = 1) -> Target | None:
       num_cuts: equal groups of the target's GPUs, each inside a host. The part has as many devices
         of each.
     """
-    name, per_host = target.chip.name, target.devices_per_host
     if count == target.num_devices:
         return target
+    shape = _shape_of(target, count, num_cuts)
+    if shape is None:
+        return None
+    return replace(Target.parse(f"{target.chip.name}:{shape}"), chip=target.chip)
+
+
+def _shape_of(target: Target, count: int, num_cuts: int) -> str | None:
+    """Returns the devices of `part_of`, as a target is written."""
+    per_host = target.devices_per_host
     if target.chip.platform == "cuda":
         if num_cuts > 1:
-            return Target.parse(f"{name}:{count // target.num_hosts}x{target.num_hosts}")
+            return f"{count // target.num_hosts}x{target.num_hosts}"
         whole = count % per_host == 0
         if count > per_host and not whole:
             return None
-        return Target.parse(
-            f"{name}:{per_host}x{count // per_host}" if whole else f"{name}:{count}"
-        )
+        return f"{per_host}x{count // per_host}" if whole else f"{count}"
     sides = [*target.topology]
     for factor in prime_factors(target.num_devices // count):
         longest = max((side for side in sides if side % factor == 0), default=0)
         if not longest:
             return None
         sides[sides.index(longest)] //= factor
-    return Target.parse(f"{name}:{'x'.join(map(str, sorted(sides)))}")
+    return "x".join(map(str, sorted(sides)))
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,14 @@ def test_parts_of_targets():
     assert part("h100:6x3", 9) == "None"
 
 
+@pytest.mark.parametrize("target", ["h100:8x2", "v5e:4x4"])
+def test_parts_have_the_rates_of_the_whole(target: str):
+    whole = Target.parse(target)
+    slow = replace(whole, chip=replace(whole.chip, host_link_bytes_s=1e9))
+    part = part_of(slow, 8)
+    assert part is not None and part.chip == slow.chip
+
+
 @pytest.mark.parametrize(
     ("target", "count", "num_cuts", "expected"),
     [
