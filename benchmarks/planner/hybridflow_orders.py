@@ -28,7 +28,6 @@ from pat_jax.models.presets import PRESETS, preset
 from pat_jax.planning.placement import PlacedRole, Placement, Positions
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.schedule import scheduled
 
@@ -63,7 +62,7 @@ def shape(name: str) -> ModelConfig:
 
 def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -> Placing:
     asked = f"""
-        --model {model} --target a100:{HOST}x{count // HOST} --responses 1024 --num_generations 1
+        --model {model} --target a100:{HOST}x{count // HOST}@{GIGABITS} --responses 1024 --num_generations 1
         --max_prompt_length {TOKENS} --prompt_tokens {TOKENS} --max_completion_length {TOKENS}
         --lengths {lengths} --mini_batch_size 128 --algorithm.name ppo --beta 0.05
         --critic.model {model} --reward model:{model} --speculation.source none --compile false
@@ -71,11 +70,8 @@ def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -
         --tokens_per_micro_batch {MICRO_BATCH * count}
     """
     found = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
-    order = found.build.order
-    chip = replace(order.target.chip, host_link_bytes_s=GIGABITS * 1e9 / 8 / HOST)
-    slow = replace(order, target=replace(order.target, chip=chip))
     # All devices are one group: HybridFlow gives models whole hosts, as no run here can.
-    return Placing(replace(found, build=by_arithmetic(slow)), cuts=1)
+    return Placing(found, cuts=1)
 
 
 def candidates(count: int) -> Iterator[tuple[str, Candidate]]:

@@ -8,7 +8,6 @@ nothing ran. Scores and updates are what each model reads and learns after the r
 the same in both.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import options, write
@@ -18,30 +17,25 @@ from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.question import Question
-from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.placement.schedule import scheduled
 
 MODEL, HOST = "qwen3-8b", 8  # devices of a host
 RATES = (3200, 800, 400, 200, 100)  # Gb/s of a host
 ASKED = f"""
-    --model {MODEL} --target h100:{HOST}x2 --responses 2048 --max_completion_length 16384
+    --model {MODEL} --responses 2048 --max_completion_length 16384
     --algorithm.name ppo --beta 0.05 --critic.model {MODEL} --reward model:{MODEL}
     --algorithm.whiten_advantages false --speculation.source none --compile false --rollouts 1
     --placement auto --roles.rest device
 """
 
 
-def question(data: Path, gigabits: float, fsdp_size: int) -> Question:
+def question(data: Path, gigabits: int, fsdp_size: int) -> Question:
     """The plan of such a run with a network of so many Gb/s for each host."""
-    asked = [*ASKED.split(), "--data", str(data), "--fsdp_size", str(fsdp_size)]
-    found = question_of(parse(asked, PlanConfig, prog="plan", presets=None), "")
-    order = found.build.order
-    chip = replace(order.target.chip, host_link_bytes_s=gigabits * 1e9 / 8 / HOST)
-    slow = replace(order, target=replace(order.target, chip=chip))
-    return replace(found, build=by_arithmetic(slow))
+    asked = f"{ASKED} --target h100:{HOST}x2@{gigabits} --data {data} --fsdp_size {fsdp_size}"
+    return question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
 
 
-def seconds(data: Path, gigabits: float, fsdp_size: int) -> dict[str, float]:
+def seconds(data: Path, gigabits: int, fsdp_size: int) -> dict[str, float]:
     """Seconds of each stage of an iteration with all models on all devices."""
     placing = Placing(question(data, gigabits, fsdp_size))
     iterations = placing.iterations(placing.candidates[0])

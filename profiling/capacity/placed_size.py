@@ -47,6 +47,7 @@ def part_of(target: Target, count: int, num_cuts: int = 1) -> Target | None:
     shape = _shape_of(target, count, num_cuts)
     if shape is None:
         return None
+    # A host's network may be another one than the maker's.
     return replace(Target.parse(f"{target.chip.name}:{shape}"), chip=target.chip)
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pat_jax.common.chips import Chip, chip_of, chips
@@ -25,7 +25,7 @@ EXAMPLES = "h100:8 (eight of one host), h100:8x4 (eight on each of four hosts), 
 class Target:
     """A number of equal devices, and how they are connected."""
 
-    text: str  # as it was written: "h100:8x4"
+    text: str  # as it was written: "h100:8x4" or, with its network's Gb/s, "h100:8x4@400"
     chip: Chip
     topology: tuple[int, ...]  # of a TPU slice; (hosts, devices of a host) of GPUs
     devices_per_host: int  # that the fast links join: all of a TPU slice
@@ -62,12 +62,13 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """The target that `text` names, such as h100:8x4 or v5e:2x4.
+        """The target that `text` names, such as h100:8x4, h100:8x4@400 or v5e:2x4.
 
         Raises:
           UserError: no such chip is known, or it does not come in that number or shape.
         """
-        name, _, shape = (plain := text.strip().lower()).partition(":")
+        devices, has_network, network = (plain := text.strip().lower()).partition("@")
+        name, _, shape = devices.partition(":")
         known = chips()
         if name not in known:
             raise UserError(
@@ -75,7 +76,8 @@ class Target:
                 f"{', '.join(known)}; write {EXAMPLES}."
             )
         chip, sizes = known[name], _sizes(text, shape)
-        return _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
+        found = _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
+        return _with_network(found, network) if has_network else found
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,21 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
             f"target {shown(text)}: {math.prod(sizes):,} devices, expected at most {MOST_DEVICES:,}."
         )
     return sizes
+
+
+def _with_network(target: Target, network: str) -> Target:
+    """Returns the target with a network of its own.
+
+    Args:
+      network: Gb/s of a host, one way.
+    """
+    if target.num_hosts == 1 or not re.fullmatch(r"[1-9]\d{0,5}", network):
+        raise UserError(
+            f"target {shown(target.text)}: expected the Gb/s of each host's network behind the @, and "
+            f"several hosts of GPUs; write h100:8x4@400."
+        )
+    rate = 1e9 / 8 * int(network) / target.devices_per_host
+    return replace(target, chip=replace(target.chip, host_link_bytes_s=rate))
 
 
 def _slice(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:

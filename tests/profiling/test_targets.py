@@ -24,6 +24,13 @@ def test_a_target_says_how_many_devices_and_how_they_are_joined(text, devices, h
     assert target.devices_per_host * hosts == devices and str(target) == text.lower()
 
 
+def test_a_network_is_shared_by_the_devices_of_a_host():
+    target = Target.parse("H100:4x2@200")
+    assert str(target) == "h100:4x2@200" and target.num_hosts == 2
+    assert target.chip.host_link_bytes_s == 200e9 / 8 / 4
+    assert target.chip.link_bytes_s == Target.parse("h100:4x2").chip.link_bytes_s
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -34,6 +41,12 @@ def test_a_target_says_how_many_devices_and_how_they_are_joined(text, devices, h
         ("h100:64", "at most 8.*h100:8x8"),
         ("v5p:2x4", "3 dimensions.*v5p:2x2x4"),
         ("v5e:2x2x2", "2 dimensions.*v5e:2x4"),
+        *(
+            (f"h100:8x4@{rate}", "Gb/s.*h100:8x4@400")
+            for rate in ("", "0", "fast", "1e3", "-1", "@")
+        ),
+        ("h100:8@400", "several hosts"),
+        ("v5e:2x4@400", "several hosts of GPUs"),
         ("", "a100, a40"),
     ],
 )
