@@ -29,13 +29,13 @@ def inside_hosts(
     room, less_room = (int(each.built.whole_sequences) for each in (here, there))
     if not less_room:
         return
-    now_s, then_s = (each.of(workloads, target).total_s for each in (here, there))
-    saved = 1 - then_s / now_s
-    if saved < SMALL:
+    now, then = (each.of(workloads, target) for each in (here, there))
+    saved = 1 - then.total_s / now.total_s
+    if saved < SMALL or then.memory.shortage:
         return
     yield (
         f"The update gathers weights across hosts. With --fsdp_size {size} each host has all of them, "
-        f"and an update takes {percent(saved)} less: {then_s:.3g} s instead of {now_s:.3g} (by "
+        f"and an update takes {percent(saved)} less: {then.total_s:.3g} s instead of {now.total_s:.3g} (by "
         f"arithmetic). The KV cache then has room for {less_room:,} of the longest sequences, instead of "
         f"{room:,}."
     )

@@ -110,7 +110,8 @@ class _File:
                 places = f"{in_ranges(span.devices)} of {in_ranges(tuple(sorted(self.devices)))}"
                 yield f"of a run with another placement ({span.name} on devices {places})"
         wrong, target = differences(self.subject, order), order.target
-        if chip_of(self.subject.device_kind) != target.chip:
+        chip = chip_of(self.subject.device_kind)
+        if chip is None or chip.name != target.chip.name:
             wrong.insert(0, f"device_kind {self.subject.device_kind}, not {target.chip.name}")
         if self.hosts != target.num_hosts:
             wrong.append(f"hosts {self.hosts}, not {target.num_hosts}")

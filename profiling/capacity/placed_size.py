@@ -45,10 +45,7 @@ def part_of(target: Target, count: int, num_cuts: int = 1) -> Target | None:
     if count == target.num_devices:
         return target
     shape = _shape_of(target, count, num_cuts)
-    if shape is None:
-        return None
-    # A host's network may be another one than the maker's.
-    return replace(Target.parse(f"{target.chip.name}:{shape}"), chip=target.chip)
+    return target.resized(shape) if shape else None
 
 
 def _shape_of(target: Target, count: int, num_cuts: int) -> str | None:

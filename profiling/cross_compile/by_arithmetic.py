@@ -161,5 +161,5 @@ def larger(target: Target) -> Iterator[Target]:
             shape = "x".join(map(str, sorted(sizes)))
         else:
             shape = f"{target.devices_per_host}x{2 * target.num_hosts}"
-        target = Target.parse(f"{target.chip.name}:{shape}")
+        target = target.resized(shape)
         yield target

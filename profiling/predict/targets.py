@@ -38,6 +38,16 @@ class Target:
     def __str__(self) -> str:
         return self.text
 
+    def resized(self, shape: str) -> "Target":
+        """Returns as many of these devices as `shape` says, such as 8x2, with the same network.
+
+        Raises:
+          UserError: they do not come in that number or shape.
+        """
+        found = Target.parse(f"{self.chip.name}:{shape}")
+        _, at, network = self.text.partition("@")
+        return Target.parse(f"{found}{at}{network}") if found.num_hosts > 1 else found
+
     @classmethod
     def of(cls, devices: "Sequence[Device]") -> "Target | None":
         """Returns the target that these devices are; None if no such chip is known, or if they are

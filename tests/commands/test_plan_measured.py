@@ -119,6 +119,13 @@ def test_an_iteration_that_took_what_is_composed_changes_nothing(composed: Placi
         assert found.priced(one).seconds == pytest.approx(composed.priced(one).seconds, rel=1e-9)
 
 
+def test_an_iteration_of_hosts_with_another_network_is_taken(written):
+    network = "--target", "h100:4x2@400"
+    assert placing("--measured", written(hosts=2), *network).question.measured is not None
+    with pytest.raises(UserError, match="hosts 1, not 2"):
+        placing("--measured", written(), *network)
+
+
 def test_a_pass_that_took_twice_as_long_is_priced_so(composed: Placing, content, written):
     found = placing("--measured", written(spans=stretched(content, REFERENCE, 2)))
     before, after = composed_stages(composed), composed_stages(found)

@@ -168,14 +168,6 @@ def test_parts_of_targets():
     assert part("h100:6x3", 9) == "None"
 
 
-@pytest.mark.parametrize("target", ["h100:8x2", "v5e:4x4"])
-def test_parts_have_the_rates_of_the_whole(target: str):
-    whole = Target.parse(target)
-    slow = replace(whole, chip=replace(whole.chip, host_link_bytes_s=1e9))
-    part = part_of(slow, 8)
-    assert part is not None and part.chip == slow.chip
-
-
 @pytest.mark.parametrize(
     ("target", "count", "num_cuts", "expected"),
     [
@@ -184,6 +176,9 @@ def test_parts_have_the_rates_of_the_whole(target: str):
         ("h100:8x4", 8, 4, "h100:2x4"),
         ("h100:8x2", 4, 4, "h100:2x2"),  # two processes a host
         ("h100:8", 4, 2, "h100:4x1"),
+        ("h100:8x4@400", 16, 4, "h100:4x4@400"),
+        ("h100:8x4@400", 16, 1, "h100:8x2@400"),
+        ("h100:8x2@400", 8, 1, "h100:8x1"),  # no network
     ],
 )
 def test_parts_of_hosts_that_are_cut_alike(target: str, count: int, num_cuts: int, expected: str):
