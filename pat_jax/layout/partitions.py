@@ -95,9 +95,9 @@ class AutoPartition(Whole):
 
     @property
     def _mesh(self) -> Mesh | AbstractMesh:
-        """The mesh, inside `shard_map` that of the context."""
-        inside = jax.sharding.get_abstract_mesh()
-        return self.layout.mesh if inside.empty else inside
+        """The layout's mesh, inside `shard_map` that of the context."""
+        context = jax.sharding.get_abstract_mesh()
+        return context if context.manual_axes else self.layout.mesh
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         spec = self.layout.spec(*axes, role="train")

@@ -20,8 +20,8 @@ def inside_hosts(
     Both are compared by arithmetic, as programs of the other one are not compiled.
     """
     order = updating.built.order
-    machine, size = order.target, order.target.devices_per_host
-    if machine.num_hosts == 1 or machine.chip.platform == "tpu" or order.config.fsdp_size:
+    size = order.target.devices_per_host
+    if order.target.num_hosts == 1 or order.config.fsdp_size:
         return
     here = replace(updating, programs=())
     divided = replace(order, config=replace(order.config, fsdp_size=size))
