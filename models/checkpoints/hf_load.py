@@ -73,7 +73,7 @@ def load_params(
         if sharding is None:
             array = jax.device_put(reader.read(None))
         else:
-            array = jax.make_array_from_callback(shape, sharding, reader.read)
+            array = jax.make_array_from_callback(shape, sharding, reader.read, dtype=dtype)
         return jax.block_until_ready(array)  # else the host would read ahead of the transfers
 
     def load(

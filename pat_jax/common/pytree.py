@@ -28,6 +28,12 @@ def on_devices(tree: Any, devices: Iterable[Any]) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if not here.isdisjoint(x.sharding.device_set)]
 
 
+def array_without_shards(like: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns an array of this shape and dtype on devices of other processes alone."""
+    make = jax.make_array_from_single_device_arrays
+    return make(like.shape, sharding, [], dtype=like.dtype)
+
+
 def on_host(x: jax.Array) -> np.ndarray:
     """Returns the whole array. If other processes have parts of it, every process must call this,
     for the same arrays in the same order."""

@@ -23,13 +23,14 @@ class PlacementConfig(Options):
 
     SECTION = "placement."
 
-    name: Literal["flatten", "interleave", "separate", "auto"] = field(
+    name: Literal["flatten", "interleave", "separate", "split", "auto"] = field(
         default="flatten", metadata=SHORT_FORM
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
-    second half. auto: what is predicted to be fastest, the overlap included; flatten unless another
+    second half. split: rollouts have all devices; policy, reference and teacher have the first half
+    of the processes, critic and reward models the second. auto: what is predicted to be fastest, the overlap included; flatten unless another
     one is faster by more than predictions may be wrong. With several processes, each has its own
     halves, and process 0 chooses."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
@@ -64,9 +65,12 @@ class PlacementConfig(Options):
     def __post_init__(self):
         super().__post_init__()
         roles = {each.name for each in fields(self)} - {"name", "overlap", "lag", "tail"}
-        for role in sorted(roles) if self.name == "auto" else ():
-            self.need(role, not getattr(self, role), f"nothing with {AUTO}")
-        self.need("lag", not self.lag or self.name != "auto", f"0 with {AUTO}")
+        settles_all = {"auto": AUTO, "split": "--placement split"}.get(self.name)
+        for role in sorted(roles) if settles_all else ():
+            self.need(role, not getattr(self, role), f"nothing with {settles_all}")
+        self.need("lag", not (self.lag and settles_all), f"0 with {settles_all}")
+        sums_early = self.overlap == "gradients" and self.name == "split"
+        self.need("overlap", not sums_early, "none or scores with --placement split")
         self.need(
             "tail", not self.tail or self.name == "flatten", f"0 with --placement {self.name}"
         )

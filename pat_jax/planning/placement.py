@@ -7,6 +7,11 @@ objects. Three have names (arXiv 2312.11819):
     interleave   policy, rollouts and critic have all devices; the reference and the teacher have
                  the first half, the reward models the second, so that both score at once
     separate     rollouts have the first half, all other roles the second
+
+A fourth, `split`, is of whole processes. HybridFlow (arXiv 2409.19256, section 8.3) has the name.
+
+    split        rollouts have all devices; policy, reference and teacher have the first half of the
+                 processes, critic and reward models the second, so that both update at once
 """
 
 from collections.abc import Mapping
@@ -38,6 +43,14 @@ class Placement:
             places = dict.fromkeys(ROLES, second)
             places["rollout"] = first
         return cls(places)
+
+    @classmethod
+    def split(cls, count: int) -> "Placement":
+        """Returns the placement `split` on `count` devices, whose halves are whole processes."""
+        every = tuple(range(count))
+        places: dict[PlacedRole, Positions] = dict.fromkeys(ROLES, every[: count // 2])
+        places |= dict.fromkeys(("critic", "reward"), every[count // 2 :])
+        return cls(places | {"rollout": every})
 
     @property
     def is_flat(self) -> bool:

@@ -4,14 +4,19 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
 import jax
 
+from pat_jax.common.devices import Device
+from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.pytree import array_without_shards
 from pat_jax.planning.types import Split
 
 log = logging.getLogger(__name__)
@@ -44,14 +49,46 @@ class Key(NamedTuple):
         return {self.split} if self.target is None else {self.split, self.target}
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """A function that is to be jitted for abstract arguments."""
+
+    function: Callable
+    args: Sequence[Any]
+    jit_options: Mapping[str, Any]
+
+    def lower(self) -> jax.stages.Lowered:
+        return jax.jit(self.function, **self.jit_options).lower(*self.args)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this process owns none of the program's devices."""
+        of_args = (getattr(x, "sharding", None) for x in jax.tree.leaves(self.args))
+        of_results = jax.tree.leaves(self.jit_options.get("out_shardings"))
+        devices = frozenset[Device]()
+        return is_absent(devices.union(*(x.device_set for x in (*of_args, *of_results) if x)))
+
+    def without_shards(self) -> Program:
+        """Returns what stands for the program where it is absent. It computes nothing, and returns
+        arrays of which this process has no shard."""
+
+        @cache
+        def results() -> tuple[Any, Any]:
+            shapes = jax.eval_shape(self.function, *self.args)
+            return shapes, jax.tree.broadcast(self.jit_options["out_shardings"], shapes)
+
+        return lambda *args: jax.tree.map(array_without_shards, *results())
+
+
 class ProgramTable:
     """Declared programs, compiled together, looked up by key.
 
-    One thread may compile while another looks up and runs.
+    One thread may compile while another looks up and runs. Programs on devices of other processes
+    are not compiled, and return arrays of which this process has no shard.
     """
 
     def __init__(self) -> None:
-        self._declared: dict[Key, Callable[[], jax.stages.Lowered]] = {}
+        self._declared: dict[Key, _Declared] = {}
         self._compiled: dict[Key, Program] = {}
         self.compile_seconds: dict[Key, float] = {}
         self.waited_s = 0.0  # for programs that were compiled when they were looked up
@@ -63,7 +100,7 @@ class ProgramTable:
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
         """`fun`, jitted with `jit_options`, for abstract `args`; traced when it is compiled."""
         if key not in self._compiled:
-            self._declared[key] = lambda: jax.jit(fun, **jit_options).lower(*args)
+            self._declared[key] = _Declared(fun, args, jit_options)
 
     def compile_all(
         self,
@@ -98,7 +135,7 @@ class ProgramTable:
 
     def lower(self, key: Key) -> jax.stages.Lowered:
         """One declared program as it goes to the compiler."""
-        return self._declared[key]()
+        return self._declared[key].lower()
 
     def compile(self, key: Key) -> None:
         """Compiles one declared program, unless another thread has; notes the seconds that it took.
@@ -112,12 +149,16 @@ class ProgramTable:
             if key not in self._declared:
                 raise KeyError(f"program {key} was never declared.")
             start = time.perf_counter()
-            lowered = self.lower(key)
-            with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
-                program = lowered.compile()
+            self._compiled[key] = self._compile(self._declared[key])
             self.compile_seconds[key] = time.perf_counter() - start
-            self._compiled[key] = program
             del self._declared[key]
+
+    def _compile(self, declared: _Declared) -> Program:
+        if declared.is_absent:
+            return declared.without_shards()
+        lowered = declared.lower()
+        with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
+            return lowered.compile()
 
     def __getitem__(self, key: Key) -> Program:
         """The program, compiled now where it was not before.
@@ -148,8 +189,9 @@ class ProgramTable:
         """Returns the bytes of a device that the program needs in addition to its arguments:
         temporaries, and results that do not reuse a donated argument. None if the backend does not
         report them."""
-        stats = self[key].memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
-        if stats is None:
+        if not isinstance(program := self[key], jax.stages.Compiled):
+            return None  # it is of other processes
+        if (stats := program.memory_analysis()) is None:
             return None
         results = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.temp_size_in_bytes + max(0, results)

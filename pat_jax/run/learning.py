@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from pat_jax.common.hosts.owners import known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
@@ -251,7 +252,10 @@ class Learner:
                 else:
                     states[role.name], result = role.update(states[role.name], batch)
             results[role.name] = result
-            measured |= result.metrics
+        for role in self._roles.trained:  # now that all have learned: some wait for others here
+            name, devices = role.name, role.layout.devices
+            results[name] = known_to_all(name, devices, results[name])
+            measured |= results[name].metrics
         # While the policy stays as it is, its KL says nothing about β.
         responses = found.rewards.size
         self._shaping = shaping.after(measured, responses) if is_trained else shaping

@@ -37,6 +37,7 @@ from pat_jax.planning.placement import PlacedRole
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
+from pat_jax.run.checkpoints import owned_arrays
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
@@ -142,6 +143,8 @@ def _built(
     check_lengths(config, model)
     check_vocabulary_options(config, model)
     places = Places.of(config, devices)
+    if config.placement.name == "split":
+        owned_arrays.register()
     of_rollout = places["rollout"]
     subject = profile_subject(config, model, of_rollout)
     profile = find_profile(config, subject)

@@ -1,17 +1,24 @@
 """Carries weights from the trainer's devices to other devices, on which rollouts run.
 
 The trainer gathers weights into the shards that the rollout's devices need. Then each process
-copies shards between its own devices: no link between processes is used. Knows layouts and shards.
-Does not know how weights are rounded, nor whether they arrived (`transfer.py`).
+copies shards between its own devices: no link between processes is used. Where only half of the
+processes have the policy, each sends its shards to one of the others (`passed_on`). Knows layouts
+and shards. Does not know how weights are rounded, nor whether they arrived (`transfer.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from pat_jax.common.devices import Device
+from pat_jax.common.hosts.owners import owners
 from pat_jax.layout.layout import Layout
+from pat_jax.layout.rules import Role
+from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.training.rest import moved
 
@@ -21,6 +28,20 @@ class Carrier(NamedTuple):
 
     source: Layout
     target: Layout
+    role: Role = "rollout"  # of the rules that divide the weights
+
+    @property
+    def spreads(self) -> bool:
+        """Whether some processes of the target have no device of the source."""
+        return owners(self.source.devices) != owners(self.target.devices)
+
+    def sent(self, policy: Policy) -> Any:
+        """Shardings of what the source sends."""
+        return self.source.param_shardings(policy, self.role)
+
+    def arriving(self, policy: Policy) -> Any:
+        """Shardings of what the target receives."""
+        return self.target.param_shardings(policy, self.role)
 
 
 def carriers(
@@ -104,7 +125,7 @@ def copied_inside(
     leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
     """Copies shards between devices of this process. A device that holds its shard already keeps
-    it. Others that hold the same shard are read in turn."""
+    it. Others that hold the same shard are read in turn. A process without shards has zeros."""
     shards: list[jax.Array] = []
     devices: list[Device] = []
     for leaf, sharding in zip(leaves, shardings, strict=True):
@@ -112,7 +133,12 @@ def copied_inside(
         for shard in leaf.addressable_shards:
             held.setdefault(_bounds(shard.index, leaf.shape), []).append(shard.data)
         wanted = sharding.addressable_devices_indices_map(leaf.shape)
+        zeros = [] if held else [np.zeros(sharding.shard_shape(leaf.shape), leaf.dtype)]
         for i, (device, part) in enumerate(wanted.items()):
+            if zeros:
+                shards += zeros
+                devices.append(device)
+                continue
             same = held[_bounds(part, leaf.shape)]
             own = (shard for shard in same if device in shard.devices())
             shards.append(next(own, same[i % len(same)]))
@@ -124,6 +150,29 @@ def copied_inside(
         )
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
+
+
+def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
+    """Returns arrays whose devices of the second half of the mesh have the shards of the first.
+
+    Call it in a program. Each device of the second half receives from the one at its place in the
+    first half, whatever its own shard was.
+    """
+    axes, half = mesh.axis_names, mesh.size // 2
+
+    def of_shards(tree: Any) -> Any:
+        is_receiver = jax.lax.axis_index(axes) >= half
+        pairs = [(i, half + i) for i in range(half)]
+
+        def received(x: Array) -> Array:
+            return jnp.where(is_receiver, jax.lax.ppermute(x, axes, pairs), x)
+
+        return jax.tree.map(received, tree)
+
+    # Replicas differ, so far.
+    return jax.shard_map(of_shards, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)(
+        tree
+    )
 
 
 def _bounds(part: Any, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -9,9 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.multihost_utils import process_allgather
+import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from pat_jax.common.devices import in_host_memory
+from pat_jax.common.hosts.owners import have_all, is_absent, owners
+from pat_jax.common.hosts.together import process_group
+from pat_jax.common.pytree import on_host
 
 
 def has_more_room(here: float, away: float, sequences: int) -> bool:
@@ -52,9 +56,15 @@ def copied_to(params: Any, like: Any) -> Any:
 
 def _copied_by_host(x: jax.Array, like: Any) -> jax.Array:
     """Returns a copy of an array whose shards are of several processes. One array after the other
-    is gathered on its devices, as each process needs it whole."""
-    host = process_allgather(x.astype(like.dtype), tiled=True)
-    return jax.make_array_from_callback(host.shape, like.sharding, lambda part: host[part])
+    is gathered on its devices, and sent to other processes, as each process needs it whole."""
+    devices = x.sharding.device_set
+    host = np.zeros(x.shape, like.dtype) if is_absent(devices) else on_host(x.astype(like.dtype))
+    if not have_all(devices):
+        is_first = process_group().index == owners(devices)[0]
+        host = broadcast_one_to_all(host, is_source=is_first)
+    return jax.make_array_from_callback(
+        host.shape, like.sharding, lambda part: host[part], dtype=like.dtype
+    )
 
 
 def at_rest(shardings: Any) -> Any:

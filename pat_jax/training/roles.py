@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pat_jax.common.devices import Device
+from pat_jax.common.hosts.owners import have_all, known_to_all
 from pat_jax.common.pytree import on_devices
 from pat_jax.common.timeline import stage
 from pat_jax.planning import stage_names
@@ -133,9 +134,18 @@ class Roles:
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the columns of all predictions that are made before an update."""
-        for one in self.predictions(lambda: states):
+        every = list(self.predictions(lambda: states))
+        for one in every:
             batch = one.added_to(batch)
-        return batch.on_host() if self.are_apart else batch
+        if not self.are_apart:
+            return batch
+        batch = batch.on_host()
+        for one in every:  # now that all have read: some wait for others here
+            if have_all(one.devices):
+                continue
+            values = known_to_all(one.column, one.devices, batch.by_response(one.column))
+            batch = batch.with_column(one.column, values)
+        return batch
 
 
 def _predict(role: Trainer, states: Callable[[], States], batch: TrainBatch) -> TrainBatch:

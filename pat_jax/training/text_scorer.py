@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from pat_jax.common.hosts.owners import known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.batches.packing import Shape, fills, next_batch
@@ -39,4 +40,5 @@ class TextScorer:
         batch = to_scored_batch(texts, self._micro_shapes)
         with stage(predictions(SCORES, "reward model"), self.reader.devices):
             batch = self.reader.read(batch)
-            return np.concatenate(batch.by_response(self.reader.column))
+            found = np.concatenate(batch.by_response(self.reader.column))
+        return known_to_all("scores", self.reader.devices, found)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
@@ -204,11 +205,14 @@ class Trainer:
         return self.transfer.base_checksum(base)
 
     def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, UpdateResult]:
-        """Takes every optimizer step of one iteration's batch.
+        """Takes every optimizer step of one iteration's batch. Processes that own none of the
+        devices get a result without metrics, and can ask for it (`known_to_all`).
 
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor predicted.
         """
+        if is_absent(self.layout.devices):
+            return state, UpdateResult({}, (), 0)
         state, loss = self.placement.begun(state), self.updates[REINFORCED].loss
         if self.old in loss.needs:
             batch = self.predict(state, batch)
@@ -228,15 +232,19 @@ class Trainer:
     ) -> tuple[TrainState, UpdateResult]:
         """Takes an optimizer step on demonstrations. Its metric `train/cross_entropy` is over the
         tokens of responses."""
+        name, devices = "supervised step", self.layout.devices
+        if is_absent(devices):
+            return state, known_to_all(name, devices, UpdateResult({}, (), 0))
         loss = self.updates[SUPERVISED].loss
         mini = [_read(loss, micro) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
-        return state, summarized(self.name, self.updates[SUPERVISED], [record], state)
+        result = summarized(self.name, self.updates[SUPERVISED], [record], state)
+        return state, known_to_all(name, devices, result)
 
     def untouched(self, state: TrainState) -> UpdateResult:
         """Returns the result of an iteration that does not update this role."""
-        return UpdateResult({}, (), int(state.step))
+        return UpdateResult({}, (), 0 if is_absent(self.layout.devices) else int(state.step))
 
     def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the model's predictions at each token, as the column `old`."""

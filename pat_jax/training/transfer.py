@@ -6,14 +6,16 @@ with them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
+from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -25,7 +27,7 @@ from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.training.carrier import Carrier, carried
+from pat_jax.training.carrier import Carrier, carried, passed_on
 from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
 from pat_jax.training.trainable_params import TrainableParams
 
@@ -128,11 +130,13 @@ class Transfer:
         gathered = trained.layout.param_shardings(self._policy)
         received = with_sharding(self._policy.abstract(self._dtype), shardings)
         if carrier := self._carriers.get(layout.split):
-            sent, shardings = shardings, carrier.source.param_shardings(self._policy)
-            if carrier.target.split != layout.split:
-                wider = carrier.target.param_shardings(self._policy)
-                arrived, key = with_sharding(received, wider), self._arrival(layout.split)
-                self._table.declare(key, _as_it_is, arrived, out_shardings=sent)
+            wanted, shardings = shardings, carrier.sent(self._policy)
+            if carrier.spreads:
+                gathered = shardings
+            if carrier.spreads or carrier.target.split != layout.split:
+                arrived = with_sharding(received, carrier.arriving(self._policy))
+                key, arrive = self._arrival(layout.split), partial(_arrive, self._policy, carrier)
+                self._table.declare(key, arrive, arrived, out_shardings=wanted)
 
         def transfer(frozen: Params, params: Params) -> Params:
             # Copy even where nothing changes: the rollout deletes what it was given. Gather over
@@ -163,8 +167,8 @@ class Transfer:
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
         if carrier := self._carriers.get(target):
-            received = carried(received, carrier.target.param_shardings(self._policy))
-            if carrier.target.split != target:
+            received = carried(received, carrier.arriving(self._policy))
+            if carrier.spreads or carrier.target.split != target:
                 wider, received = received, self._table[self._arrival(target)](received)
                 for leaf in jax.tree.leaves(wider):
                     leaf.delete()
@@ -185,10 +189,14 @@ class Transfer:
         """The program by which the rollout's devices drop what a layout does not need."""
         return Key("arrive", self._split, target=target)
 
-    def score(self, params: Params, tokens: ArrayLike) -> Array:
+    def score(self, params: Params, tokens: ArrayLike) -> Float[np.ndarray, "rows length"]:
         """Returns log π(next token) in nats for tokens[rows, length], computed with the weights
         that a transfer sends."""
-        return self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
+        held = self._trained.frozen, params
+        found = self._table[Key("score", self._split)](*held, tokens)
+        if is_absent(devices := self._trained.layout.devices):
+            return known_to_all("score", devices, np.zeros(found.shape))
+        return known_to_all("score", devices, np.asarray(found))
 
     def base_checksum(self, base: Params) -> int:
         """Returns the checksum of the policy under the adapters, equal in bfloat16 and float32."""
@@ -196,12 +204,19 @@ class Transfer:
         return self._base(base)
 
 
-def _as_it_is(params: Params) -> Params:
-    return params
+def _arrive(policy: Policy, carrier: Carrier, params: Params) -> Params:
+    """Returns what has arrived at the rollout's devices, all of which have a part of it then. Its
+    compiled program drops what a layout does not need, or gathers what it needs."""
+    if not carrier.spreads:
+        return params
+    specs = jax.tree.map(lambda sharding: sharding.spec, carrier.arriving(policy))
+    return passed_on(params, carrier.target.mesh, specs)
 
 
 def logprob_gap(
-    engine: RolloutEngine, score: Callable[[Int[np.ndarray, "rows length"]], Array], rows: int
+    engine: RolloutEngine,
+    score: Callable[[Int[np.ndarray, "rows length"]], Float[ArrayLike, "rows length"]],
+    rows: int,
 ) -> float:
     """Returns the largest |log π_rollout(token) - log π_trainer(token)| over replicas, in nats.
 

@@ -12,7 +12,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
 from pat_jax.layout.layout import Layout, expert_ways, layout_chain
-from pat_jax.layout.mesh import ExpertSplit, factored_mesh
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.planning.types import Split
@@ -45,9 +45,12 @@ class PlacedLayouts:
         if places.differ("reference", "policy"):
             of_reference, _ = chain_of(config, model, places["reference"], kernels)
             reference = next(iter(of_reference.values()))
-        sent = {} if own is chain else carriers(own, chain)
-        if own is not chain and policy.spans_processes:
-            _check_experts(config, own, chain, sent)
+        if config.placement.name == "split":
+            sent = _spread(config, model, places, chain)
+        else:
+            sent = {} if own is chain else carriers(own, chain)
+            if own is not chain and policy.spans_processes:
+                _check_experts(config, own, chain, sent)
         placed = cls(policy, reference, layouts, dropped, sent)
         return _with_tail(placed, config, model, places, chain) if places.has_tail else placed
 
@@ -73,6 +76,28 @@ def _with_tail(
     require(len(sent) > 0, name, asked, expected)
     widest = max(sent, key=lambda split: split.tp)
     return replace(placed, tail={widest: half[widest]}, carriers={widest: sent[widest]})
+
+
+def _spread(
+    config: RunConfig, model: ModelConfig, places: Places, chain: Mapping[Split, Layout]
+) -> dict[Split, Carrier]:
+    """Returns how weights come to the rollouts of all processes from the policy's processes.
+
+    The devices of a host divide them (FSDP), so that each host receives one copy.
+
+    Raises:
+      OptionError: the model has experts.
+    """
+    require(
+        model.experts is None, "placement", "split", "another one with a model that has experts"
+    )
+    inside = len(places.devices) // len({*hosts_of(places.devices)})
+    divided = replace(config, fsdp_size=inside)
+    source, target = (
+        next(iter(chain_of(divided, model, places[role], None)[0].values()))
+        for role in ("policy", "rollout")
+    )
+    return dict.fromkeys(chain, Carrier(source, target, "train"))
 
 
 def _check_experts(

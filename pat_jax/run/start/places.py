@@ -1,13 +1,14 @@
 """The devices of each role of a run, as its placement says.
 
 All processes of a run are cut alike: a placement names devices by their number within a process, so
-that each process has devices of every role. Knows options and devices. Does not know models, nor
-what the roles do.
+that each process has devices of every role. Only `split` gives roles whole processes. Knows options
+and devices. Does not know models, nor what the roles do.
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
@@ -23,6 +24,9 @@ from pat_jax.planning.placement import (
     in_ranges,
 )
 
+# Processes of a run whose models have whole ones. Orbax writes no arrays of one process alone.
+LEAST_SPLIT = 4
+
 
 @dataclass(frozen=True)
 class Places:
@@ -30,7 +34,7 @@ class Places:
 
     devices: Sequence[Device]
     placement: Placement  # of the devices of each part
-    parts: Sequence[Sequence[Device]]  # of each process; of all together if nothing is cut
+    parts: Sequence[Sequence[Device]]  # of each process; of all together if none is cut
     has_tail: bool = False  # whether rollouts end on the first half of the devices
 
     @classmethod
@@ -41,6 +45,8 @@ class Places:
           OptionError: the placement does not fit these devices or these options.
         """
         options = config.placement
+        if options.name == "split":
+            return cls(devices, _split(config, devices), [devices])
         parts = _parts(options, devices)
         count = len(parts[0])
         placement = _placement(options, count, len(parts))
@@ -122,6 +128,34 @@ class Places:
         sizes = [len(self[role]) for role in ("critic", "reference", "teacher")]
         others = [n for n in sizes if n != len(self["policy"])]
         return math.lcm(of_policy, *others)
+
+
+def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
+    """Returns the placement `split`.
+
+    Raises:
+      OptionError: these processes or these options have none.
+    """
+    found = [device.process_index for device in devices]
+    counts = {found.count(process) for process in found}
+    processes = len({*found})
+    config.placement.need(
+        "name",
+        processes >= LEAST_SPLIT and processes % 2 == 0 and len(counts) == 1,
+        f"flatten with {processes} process{'es' * (processes > 1)}: split needs an even number of "
+        f"processes, {LEAST_SPLIT} or more, which have the same number of devices",
+    )
+    assert found == sorted(found), "devices are in the order of their processes"
+    for option, is_possible, otherwise in (
+        ("train", config.train, "true"),
+        ("algorithm.name", config.algorithm.has_critic, "ppo, which has a critic,"),
+        ("teacher.top_k", not config.teacher.top_k, "0"),
+        ("lora.rank", not config.lora.is_on, "0"),
+        ("critic.lora.rank", not config.critic.lora.is_on, "0"),
+    ):
+        value = attrgetter(option)(config)
+        require(is_possible, option, value, f"{otherwise} with --placement split")
+    return Placement.split(len(devices))
 
 
 def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
