@@ -15,6 +15,7 @@ from jax.experimental.multihost_utils import process_allgather
 from pytest import MonkeyPatch
 from runs import TINY
 
+from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
@@ -126,4 +127,7 @@ def waited(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _whole(x: jax.Array) -> np.ndarray:
-    return np.asarray(x if x.is_fully_addressable else process_allgather(x, tiled=True))
+    devices, found = x.sharding.device_set, np.zeros(0)
+    if not is_absent(devices):
+        found = np.asarray(x if x.is_fully_addressable else process_allgather(x, tiled=True))
+    return known_to_all("parameters", devices, found)

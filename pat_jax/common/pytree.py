@@ -28,10 +28,10 @@ def on_devices(tree: Any, devices: Iterable[Any]) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if not here.isdisjoint(x.sharding.device_set)]
 
 
-def array_without_shards(like: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Returns an array of this shape and dtype on devices of other processes alone."""
+def without_shards(shapes: Any) -> Any:
+    """Returns arrays of these shapes with shardings, whose devices are of other processes alone."""
     make = jax.make_array_from_single_device_arrays
-    return make(like.shape, sharding, [], dtype=like.dtype)
+    return jax.tree.map(lambda x: make(x.shape, x.sharding, [], dtype=x.dtype), shapes)
 
 
 def on_host(x: jax.Array) -> np.ndarray:

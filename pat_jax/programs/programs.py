@@ -16,7 +16,7 @@ import jax
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hosts.together import process_group
-from pat_jax.common.pytree import array_without_shards
+from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.planning.types import Split
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,13 @@ class _Declared:
         arrays of which this process has no shard."""
 
         @cache
-        def results() -> tuple[Any, Any]:
+        def results() -> Any:
             shapes = jax.eval_shape(self.function, *self.args)
-            return shapes, jax.tree.broadcast(self.jit_options["out_shardings"], shapes)
+            return with_sharding(
+                shapes, jax.tree.broadcast(self.jit_options["out_shardings"], shapes)
+            )
 
-        return lambda *args: jax.tree.map(array_without_shards, *results())
+        return lambda *args: without_shards(results())
 
 
 class ProgramTable:

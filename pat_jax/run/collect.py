@@ -181,10 +181,10 @@ class Collector:
             tail = early.tail if early else None
             beside = partial(tail.reading, scoring.check) if tail else nullcontext
             groups, report = generator.rollout(prompts, number, on_finish, kept, beside)
-        if early:
-            early.ask()
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
+            if early:
+                early.ask()
             rewards = wait_for_rewards(scoring, self._progress)
             if early:
                 early.wait()
@@ -221,9 +221,7 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured["rollout/batches"] = len(drawn)
     measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
-    if early := [
-        one.early.columns for one in drawn if one.early and (one.columns or one.early.tail)
-    ]:
+    if early := [x for one in drawn if one.early and (x := one.early.read_early)]:
         measured["reward/early_seconds"] = sum(one.busy_seconds for one in early)
         measured["reward/early_waited_seconds"] = sum(one.waited_seconds for one in early)
     gradients = [one.early.gradients for one in drawn if one.early and one.early.gradients]

@@ -38,6 +38,7 @@ from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.speed import describe_memory
 from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.logging.unmoved import Unmoved
+from pat_jax.run.own_reads import OwnReads
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
@@ -215,7 +216,7 @@ class Run:
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
         lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
         self.late = LateUpdates(self, lanes.late) if lanes.late else None
-        has_early = lanes.readers or lanes.trained or setup.tail
+        has_early = lanes.readers or lanes.trained or setup.tail or setup.places.is_split
         early = partial(self.early_stages, lanes) if has_early else None
         self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
@@ -231,7 +232,10 @@ class Run:
         if self.setup.tail:
             made_of = self.config, self.setup.roles, self.setup.tail
             tail = TailReads.of_run(*made_of, self.learner.states)
-        return EarlyStages(lanes, learning, prompts, size, step, tail)
+        own = None
+        if self.setup.places.is_split:
+            own = OwnReads.of_run(self.config, self.setup.roles, self.learner.states)
+        return EarlyStages(lanes, learning, prompts, size, step, tail, own)
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:

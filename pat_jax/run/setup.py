@@ -143,7 +143,7 @@ def _built(
     check_lengths(config, model)
     check_vocabulary_options(config, model)
     places = Places.of(config, devices)
-    if config.placement.name == "split":
+    if places.is_split:
         owned_arrays.register()
     of_rollout = places["rollout"]
     subject = profile_subject(config, model, of_rollout)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.owners import owners
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.rules import Role
 from pat_jax.models.policy import Policy
@@ -28,20 +27,21 @@ class Carrier(NamedTuple):
 
     source: Layout
     target: Layout
-    role: Role = "rollout"  # of the rules that divide the weights
-
-    @property
-    def spreads(self) -> bool:
-        """Whether some processes of the target have no device of the source."""
-        return owners(self.source.devices) != owners(self.target.devices)
+    # Whether the source has the first half of the target's devices, in processes of their own. The
+    # weights are then divided as those of updates (FSDP).
+    spreads: bool = False
 
     def sent(self, policy: Policy) -> Any:
         """Shardings of what the source sends."""
-        return self.source.param_shardings(policy, self.role)
+        return self.source.param_shardings(policy, self._role)
 
     def arriving(self, policy: Policy) -> Any:
         """Shardings of what the target receives."""
-        return self.target.param_shardings(policy, self.role)
+        return self.target.param_shardings(policy, self._role)
+
+    @property
+    def _role(self) -> Role:
+        return "train" if self.spreads else "rollout"
 
 
 def carriers(
@@ -126,23 +126,22 @@ def copied_inside(
 ) -> list[jax.Array]:
     """Copies shards between devices of this process. A device that holds its shard already keeps
     it. Others that hold the same shard are read in turn. A process without shards has zeros."""
-    shards: list[jax.Array] = []
+    shards: list[jax.Array | np.ndarray] = []
     devices: list[Device] = []
     for leaf, sharding in zip(leaves, shardings, strict=True):
         held: dict[tuple, list[jax.Array]] = {}
         for shard in leaf.addressable_shards:
             held.setdefault(_bounds(shard.index, leaf.shape), []).append(shard.data)
         wanted = sharding.addressable_devices_indices_map(leaf.shape)
-        zeros = [] if held else [np.zeros(sharding.shard_shape(leaf.shape), leaf.dtype)]
+        devices += wanted
+        if not held:
+            zeros = np.zeros(sharding.shard_shape(leaf.shape), leaf.dtype)
+            shards += [zeros] * len(wanted)
+            continue
         for i, (device, part) in enumerate(wanted.items()):
-            if zeros:
-                shards += zeros
-                devices.append(device)
-                continue
             same = held[_bounds(part, leaf.shape)]
             own = (shard for shard in same if device in shard.devices())
             shards.append(next(own, same[i % len(same)]))
-            devices.append(device)
     copies = iter(jax.device_put(shards, devices))
     return [
         jax.make_array_from_single_device_arrays(

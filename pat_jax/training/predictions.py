@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from pat_jax.common.hosts.owners import is_absent
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
@@ -73,10 +72,6 @@ class Predictions:
         if column in micro.columns or (self._top_k and micro.teacher is not None):
             return micro
         layout = self._trained.layout
-        if is_absent(layout.devices):  # its owners tell what they have found
-            return replace(
-                micro, columns={**micro.columns, column: np.zeros(micro.tokens.shape, np.float32)}
-            )
         rows = with_routes_of(self._trained.policy.config, replace(micro, columns={}, teacher=None))
         program = self._table[Key("predict", layout.split, *micro.tokens.shape)]
         found = program(self._trained.frozen, params, rows)

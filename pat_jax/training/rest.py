@@ -15,7 +15,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from pat_jax.common.devices import in_host_memory
 from pat_jax.common.hosts.owners import have_all, is_absent, owners
 from pat_jax.common.hosts.together import process_group
-from pat_jax.common.pytree import on_host
+from pat_jax.common.pytree import on_host, without_shards
 
 
 def has_more_room(here: float, away: float, sequences: int) -> bool:
@@ -48,6 +48,8 @@ def copied_to(params: Any, like: Any) -> Any:
     shardings = jax.tree.map(lambda x: x.sharding, like)
     devices = {frozenset(x.sharding.device_set) for x in jax.tree.leaves((params, like))}
     if len(devices) == 1:
+        if is_absent(next(iter(devices))):
+            return without_shards(like)
         return jax.jit(cast, out_shardings=shardings)(params)
     if all(x.sharding.is_fully_addressable for x in jax.tree.leaves(params)):
         return jax.device_put(cast(params), shardings)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.owners import have_all, known_to_all
 from pat_jax.common.pytree import on_devices
 from pat_jax.common.timeline import stage
 from pat_jax.planning import stage_names
@@ -134,18 +133,9 @@ class Roles:
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the columns of all predictions that are made before an update."""
-        every = list(self.predictions(lambda: states))
-        for one in every:
+        for one in self.predictions(lambda: states):
             batch = one.added_to(batch)
-        if not self.are_apart:
-            return batch
-        batch = batch.on_host()
-        for one in every:  # now that all have read: some wait for others here
-            if have_all(one.devices):
-                continue
-            values = known_to_all(one.column, one.devices, batch.by_response(one.column))
-            batch = batch.with_column(one.column, values)
-        return batch
+        return batch.on_host() if self.are_apart else batch
 
 
 def _predict(role: Trainer, states: Callable[[], States], batch: TrainBatch) -> TrainBatch:

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.common.pytree import with_sharding
+from pat_jax.common.hosts.owners import is_absent
+from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.layout.fsdp_groups import FsdpGroups
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
@@ -83,6 +84,8 @@ class TrainableParams:
     def init(self, seed: int) -> Leaves:
         """Returns initial trained parameters: those of a random policy, or new adapters. If the
         base has a scalar head, the adapters come with that head."""
+        if is_absent(self.layout.devices):
+            return without_shards(self.abstract)
         if self.lora:
             return self.lora.init(seed, self.shardings, self.frozen or None)
         return self.policy.init(seed, self.shardings, self.weight_dtype)

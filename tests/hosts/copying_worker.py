@@ -65,8 +65,8 @@ def main() -> None:
         "dp2tp2": "dp2tp2",
         "dp1tp4": "dp2tp2",
     }
-    for source, target in sent.values():
-        held, shardings = put(source.param_shardings(POLICY)), target.param_shardings(POLICY)
+    for each in sent.values():
+        held, shardings = put(each.sent(POLICY)), each.arriving(POLICY)
         check(carried(held, shardings), weights, shardings)
         assert all(x.is_deleted() for x in jax.tree.leaves(held))
 

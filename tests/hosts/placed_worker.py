@@ -27,13 +27,15 @@ class Options:
     """Directory of the reward model."""
     out: str = ""
     """Folder of all runs, and of what they leave."""
+    devices: int = 4
+    """Of all processes."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def main() -> None:
     options = parse(sys.argv[1:], Options, presets=None)
     join(options.distributed)
-    configure(4)
+    configure(options.devices)
     from placed_runs import ended, slow_tails
     from runs import presets_of_one_layer
 

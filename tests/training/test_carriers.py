@@ -15,7 +15,7 @@ from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key
-from pat_jax.training.carrier import carriers, copied_inside, is_whole_in_each_process
+from pat_jax.training.carrier import Carrier, carriers, copied_inside, is_whole_in_each_process
 
 
 def chain(devices: slice) -> dict[Split, Layout]:
@@ -51,6 +51,30 @@ def test_weights_for_other_devices_arrive_bit_for_bit(
         assert_same_bits(received, wanted)
         assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(policy)
     assert_same_bits(params, host_weights())
+
+
+@pytest.mark.parametrize(("kept", "inside"), [("auto", 2), ("fp8", 2), ("int8", 4)])
+def test_weights_of_half_of_the_devices_arrive_on_all(kept: WeightFormat, inside: int):
+    """As where processes of their own have the policy: a host's devices divide what is sent."""
+    ours, theirs = chain(slice(0, 4)), chain(slice(0, 8))
+    source, target = (
+        next(iter(layout_chain(each.mesh, CONFIG, fsdp_size=inside)[0].values()))
+        for each in (next(iter(ours.values())), next(iter(theirs.values())))
+    )
+    dtype = jnp.float32 if kept == "auto" else jnp.bfloat16
+    trainer = make_trainer(
+        next(iter(ours.values())),
+        dtype=dtype,
+        weights=kept,
+        targets=tuple(theirs.values()),
+        carriers=dict.fromkeys(theirs, Carrier(source, target, spreads=True)),
+    )
+    params = jax.device_put(host_weights(), trainer.shardings)
+    policy = POLICY.with_weights(kept)
+    for layout in theirs.values():
+        received = trainer.transfer(params, layout)
+        assert_same_bits(received, policy.store(host_weights(), dtype))
+        assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(policy)
 
 
 def test_weights_are_sent_with_the_most_tp_that_both_have():

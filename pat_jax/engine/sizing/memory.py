@@ -233,12 +233,19 @@ def engine_memory(engine: RolloutEngine, config: RolloutConfig, resident: Any = 
 
 
 def shard_bytes(tree: Any) -> int:
-    """Returns the bytes of a tree of shapes with shardings on one device, without host memory."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        for x in jax.tree.leaves(tree)
-        if x.sharding.memory_kind != HOST_MEMORY
-    )
+    """Returns the bytes that a tree of shapes with shardings takes of a device, without host memory.
+    If its arrays have different devices, it is the most of a device."""
+    groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
+    for x in jax.tree.leaves(tree):
+        if x.sharding.memory_kind != HOST_MEMORY:
+            devices, size = x.sharding.device_set, math.prod(x.sharding.shard_shape(x.shape))
+            _, before = groups.get(id(devices), (devices, 0))
+            groups[id(devices)] = devices, before + size * x.dtype.itemsize
+    if len(groups) == 1:
+        return next(size for _, size in groups.values())
+    every = set[Device]().union(*(devices for devices, _ in groups.values()))
+    of_each = (sum(size for own, size in groups.values() if one in own) for one in every)
+    return max(of_each, default=0)
 
 
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:

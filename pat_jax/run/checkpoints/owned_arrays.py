@@ -12,7 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.hosts.owners import is_absent, owners
-from pat_jax.common.pytree import array_without_shards
+from pat_jax.common.pytree import without_shards
 
 _Handler = ocp.type_handlers.ArrayHandler
 
@@ -40,8 +40,8 @@ class _OwnedArrays(_Handler):
         here = []
         for i, asked in enumerate(args):
             if is_absent(asked.sharding.device_set):
-                like = jax.ShapeDtypeStruct(asked.global_shape, asked.dtype)
-                found[i] = array_without_shards(like, asked.sharding)
+                how = {"dtype": asked.dtype, "sharding": asked.sharding}
+                found[i] = without_shards(jax.ShapeDtypeStruct(asked.global_shape, **how))
             else:
                 here.append(i)
         if here:

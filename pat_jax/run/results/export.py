@@ -5,15 +5,17 @@ Knows the run's folder and the export's. Does not know the formats
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.owners import is_absent, owners
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.json_text import parse_json
@@ -88,7 +90,7 @@ def _export_critic(
     policy, whole = with_head_bias(trained.policy, trained.whole(trained.frozen, params))
     directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
     write = partial(_write_merged, config, policy, whole, tokenizer_dir)
-    _export("the critic", directory, note, step, write)
+    _export("the critic", directory, note, step, write, trained.layout.devices)
 
 
 def export_policy(
@@ -113,24 +115,33 @@ def export_policy(
     else:
         whole = trained.whole(trained.frozen, params)
         write = partial(_write_merged, config, trained.policy, whole, tokenizer_dir)
-    _export("the policy", directory, note, step, write)
+    _export("the policy", directory, note, step, write, trained.layout.devices)
 
 
 def _export(
-    what: str, directory: Path, note: Path, step: int, write: Callable[[Path], None]
+    what: str,
+    directory: Path,
+    note: Path,
+    step: int,
+    write: Callable[[Path, bool], None],
+    devices: Collection[Device],
 ) -> None:
-    """Writes an export of `step`, if it is not there yet, and notes that in the run's folder. All
-    processes call `write`; the first one prepares the folder."""
+    """Writes an export of `step`, if it is not there yet, and notes that in the run's folder.
+
+    Args:
+      devices: of the model. All processes that own some call `write`; the first one prepares the
+        folder, and writes.
+    """
     earlier = process_group().agree("export before", lambda: _written(note, directory))
-    if earlier == step:
+    if earlier == step or is_absent(devices):
         return
-    if not process_group().is_first:
-        write(directory)
+    if process_group().index != owners(devices)[0]:
+        write(directory, False)
         return
     try:
         if earlier is not None:
             directory.rename(f"{directory}.step-{earlier}")
-        write(directory)
+        write(directory, True)
         content = {"path": str(directory.absolute()), "step": step}
         replace_text(note, json.dumps(content))
     except OSError as error:
@@ -146,9 +157,10 @@ def _write_merged(
     params: Params,
     tokenizer_dir: str | Path | None,
     directory: Path,
+    is_writer: bool,
 ) -> None:
     dtype = DTYPES[config.compute_dtype]
-    if not process_group().is_first:
+    if not is_writer:
         attend(policy, params, dtype)
         return
     if tokenizer_dir is None and is_checkpoint(config.model):
@@ -157,10 +169,10 @@ def _write_merged(
 
 
 def _write_adapter(
-    config: AnyRun, trained: TrainableParams, params: Leaves, directory: Path
+    config: AnyRun, trained: TrainableParams, params: Leaves, directory: Path, is_writer: bool
 ) -> None:
     host = jax.tree.map(on_host, params)  # by all processes
-    if process_group().is_first:
+    if is_writer:
         assert trained.lora  # the options were checked
         export_adapter(directory, trained.lora, host, base=config.model)
 

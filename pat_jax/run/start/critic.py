@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.pytree import without_shards
 from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
 from pat_jax.config.run import RunConfig
@@ -192,6 +194,8 @@ def _by_name(params: Params, like: Params) -> Params:
 
 
 def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    if like.sharding and is_absent(like.sharding.device_set):
+        return without_shards(like)
     return jnp.zeros(like.shape, like.dtype, device=like.sharding)
 
 

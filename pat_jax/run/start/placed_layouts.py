@@ -45,7 +45,7 @@ class PlacedLayouts:
         if places.differ("reference", "policy"):
             of_reference, _ = chain_of(config, model, places["reference"], kernels)
             reference = next(iter(of_reference.values()))
-        if config.placement.name == "split":
+        if places.is_split:
             sent = _spread(config, model, places, chain)
         else:
             sent = {} if own is chain else carriers(own, chain)
@@ -97,7 +97,7 @@ def _spread(
         next(iter(chain_of(divided, model, places[role], None)[0].values()))
         for role in ("policy", "rollout")
     )
-    return dict.fromkeys(chain, Carrier(source, target, "train"))
+    return dict.fromkeys(chain, Carrier(source, target, spreads=True))
 
 
 def _check_experts(

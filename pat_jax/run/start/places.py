@@ -36,6 +36,7 @@ class Places:
     placement: Placement  # of the devices of each part
     parts: Sequence[Sequence[Device]]  # of each process; of all together if none is cut
     has_tail: bool = False  # whether rollouts end on the first half of the devices
+    is_split: bool = False  # whether models have whole processes
 
     @classmethod
     def of(cls, config: RunConfig, devices: Sequence[Device]) -> "Places":
@@ -46,7 +47,7 @@ class Places:
         """
         options = config.placement
         if options.name == "split":
-            return cls(devices, _split(config, devices), [devices])
+            return cls(devices, _split(config, devices), [devices], is_split=True)
         parts = _parts(options, devices)
         count = len(parts[0])
         placement = _placement(options, count, len(parts))
@@ -205,7 +206,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
 
 def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
     """Returns the devices of each role, of the `count` devices of each part."""
-    assert options.name != "auto", "a command settles it before it builds a run"
+    assert options.name not in ("auto", "split"), "it is settled before"
     whole = "the run's" if num_parts == 1 else "each process's"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}
