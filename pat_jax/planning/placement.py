@@ -1,17 +1,16 @@
 """Which devices each model of a run has.
 
 A placement is a value: it names devices by their positions in the run's order, never by JAX
-objects. Three have names (arXiv 2312.11819):
+objects. Four have names, three of them by arXiv 2312.11819, split by HybridFlow (arXiv 2409.19256,
+section 8.3):
 
     flatten      every role has all devices: the stages of an iteration follow one another
     interleave   policy, rollouts and critic have all devices; the reference and the teacher have
                  the first half, the reward models the second, so that both score at once
     separate     rollouts have the first half, all other roles the second
-
-A fourth, `split`, is of whole processes. HybridFlow (arXiv 2409.19256, section 8.3) has the name.
-
-    split        rollouts have all devices; policy, reference and teacher have the first half of the
-                 processes, critic and reward models the second, so that both update at once
+    split        rollouts have all devices; policy, reference and teacher have the first half, critic
+                 and reward models the second, so that both update at once; halves are of whole
+                 processes
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,8 @@ from typing import Literal, get_args
 
 PlacedRole = Literal["rollout", "policy", "critic", "reference", "teacher", "reward"]
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
-PlacementName = Literal["flatten", "interleave", "separate"]
+PlacementName = Literal["flatten", "interleave", "separate", "split"]
+LEAST_SPLIT = 4  # processes: Orbax writes no arrays of one process alone
 Positions = tuple[int, ...]  # of devices in the run's order, ascending
 
 
@@ -42,15 +42,10 @@ class Placement:
         if name == "separate":
             places = dict.fromkeys(ROLES, second)
             places["rollout"] = first
+        if name == "split":
+            places = dict.fromkeys(ROLES, first)
+            places |= {"rollout": every, "critic": second, "reward": second}
         return cls(places)
-
-    @classmethod
-    def split(cls, count: int) -> "Placement":
-        """Returns the placement `split` on `count` devices, whose halves are whole processes."""
-        every = tuple(range(count))
-        places: dict[PlacedRole, Positions] = dict.fromkeys(ROLES, every[: count // 2])
-        places |= dict.fromkeys(("critic", "reward"), every[count // 2 :])
-        return cls(places | {"rollout": every})
 
     @property
     def is_flat(self) -> bool:

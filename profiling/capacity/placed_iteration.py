@@ -12,7 +12,7 @@ from pat_jax.planning import stage_names
 from pat_jax.planning.placement import PlacedRole, Positions
 from pat_jax.profiling.capacity.ended_parts import EndedParts, Streams, streams_of
 from pat_jax.profiling.capacity.placed_rollouts import Rollouts
-from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
+from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role, spread_s
 from pat_jax.profiling.capacity.placed_tail import Half, with_tail
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.placement.candidates import Candidate
@@ -176,6 +176,8 @@ class PlacedIterations:
         seconds = self.factors.of(stage_names.TRANSFER) * self._transfers[key]
         if candidate.placement.are_apart("policy", "rollout"):
             seconds += carried_s(rollouts.weights, self.target, (len(policy), len(rollout)))
+        elif policy != rollout:
+            seconds += spread_s(rollouts.first.tp * rollouts.weights, self.target)
         devices = tuple(sorted({*policy, *rollout}))
         needs = (stage_names.step("policy"),)
         return Stage(stage_names.TRANSFER, devices, (seconds,), needs)

@@ -241,6 +241,15 @@ def carried_s(kept: int, target: Target, sizes: Sequence[int]) -> float:
     return kept / (chip.link_bytes_s if is_inside else chip.host_link_bytes_s)
 
 
+def spread_s(whole: int, target: Target) -> float:
+    """Seconds in which hosts receive the rollout's weights from the hosts that have the policy.
+
+    Args:
+      whole: bytes of all weights. Each device of a host receives its part of them.
+    """
+    return whole / target.devices_per_host / target.chip.host_link_bytes_s
+
+
 def sized(
     whole: TargetBuild, options: PlanConfig, counts: Sequence[int], num_cuts: int
 ) -> tuple[dict[int, PlacedSize], dict[int, str]]:

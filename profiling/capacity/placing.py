@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean
 
 from pat_jax.config.run import RunConfig
-from pat_jax.planning.placement import ROLES, PlacedRole
+from pat_jax.planning.placement import LEAST_SPLIT, ROLES, PlacedRole
 from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
 from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
 from pat_jax.profiling.capacity.placed_rollouts import PlacedRollouts, Rollouts
@@ -21,7 +21,7 @@ from pat_jax.profiling.capacity.placed_tail import LEFT, Half
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.resting import with_rest
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
-from pat_jax.profiling.placement.candidates import Candidate, candidates
+from pat_jax.profiling.placement.candidates import Candidate, candidates, split_of
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.priced import (
     ALIKE,
@@ -44,11 +44,13 @@ class Placing:
       run: options that say what may be done while responses are generated; None: the question's.
       cuts: equal groups of the devices, each inside a host, that are cut alike; None: the hosts.
         Candidates number the devices of one group.
+      only: the candidates; None: all.
     """
 
     question: Question
     run: RunConfig | None = None
     cuts: int | None = None
+    only: Sequence[Candidate] | None = None
 
     def placements(self) -> Placements:
         """Returns the candidates with names and the fastest others, each with its price.
@@ -74,7 +76,18 @@ class Placing:
         tails = [one for world in self._worlds for one in world.tails]
         found += sorted(tails, key=lambda one: one.at_worst(ERROR))[:1]
         sources, rest = self._sources, (can_stream, len(every), self._num_cuts)
-        return Placements((*named, *found), ERROR, *rest, sources)
+        return Placements((*named, *self._split, *found), ERROR, *rest, sources)
+
+    @property
+    def _split(self) -> list[Priced]:
+        """The placement that gives models whole hosts, if a run may have it."""
+        order, run, cuts = self.question.build.order, self._run, self._num_cuts
+        adapters = run.lora.is_on or run.critic.lora.is_on
+        is_plain = order.model.experts is None and not (adapters or run.teacher.top_k)
+        if cuts < LEAST_SPLIT or cuts % 2 or "critic" not in self.roles or not is_plain:
+            return []
+        one = split_of(order.target.num_devices, self.roles)
+        return [replace(self, cuts=1, only=[one]).best(one)]
 
     @cached_property
     def every(self) -> list[Candidate]:
@@ -109,6 +122,8 @@ class Placing:
 
     @cached_property
     def candidates(self) -> list[Candidate]:
+        if self.only is not None:
+            return [*self.only]
         count = self.question.build.order.target.num_devices // self._num_cuts
         streams = not (self._run.gradients_wait_for or self.question.run.gradients_wait_for)
         every = candidates(count, self.roles, streams_gradients=streams)

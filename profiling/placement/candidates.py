@@ -20,7 +20,7 @@ from pat_jax.planning.placement import (
 
 Overlap = Literal["none", "scores", "gradients"]
 MOST_PARTS = 3
-NAMED: tuple[PlacementName, ...] = get_args(PlacementName)
+NAMES: tuple[PlacementName, ...] = get_args(PlacementName)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Candidate:
         """The name of a placement that gives `roles` the same devices; None: there is none."""
         found = self._places(roles)
         count = len({i for place in self.placement.places.values() for i in place})
-        for name in NAMED:
+        for name in NAMES:
             places = Placement.named(name, count).places
             if all(places[role] == place for role, place in found.items()):
                 return name
@@ -82,9 +82,11 @@ def candidates(
 
 
 def placements(count: int, roles: Collection[PlacedRole]) -> Iterator[Placement]:
-    """Yields the placements, those with names first. Roles that a run has not are with the
-    policy."""
-    for name in NAMED:
+    """Yields the placements, those with names first, without `split` (`split_of`). Roles that a run
+    has not are with the policy."""
+    for name in NAMES:
+        if name == "split":
+            continue
         placed = Placement.named(name, count)
         if all(_divides(place, count) for place in placed.places.values()):
             yield _only(placed, roles)
@@ -105,6 +107,11 @@ def placements(count: int, roles: Collection[PlacedRole]) -> Iterator[Placement]
                     seen.add(shape)
                     named: dict[PlacedRole, Positions] = {"rollout": rollout, "policy": policy}
                     yield _only(Placement(named | dict(zip(others, chosen, strict=True))), roles)
+
+
+def split_of(count: int, roles: Collection[PlacedRole]) -> Candidate:
+    """Returns the candidate `split`, for `count` devices of several hosts."""
+    return Candidate(_only(Placement.named("split", count), roles))
 
 
 def cuts(count: int) -> Iterator[tuple[int, ...]]:

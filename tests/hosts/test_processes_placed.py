@@ -40,22 +40,6 @@ def test_two_processes_learn_what_one_learns_in_every_placement(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_four_processes_learn_what_one_learns_where_models_have_two_each(tmp_path: Path):
-    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
-    judge = write_checkpoint(tmp_path / "judge", scalar)
-    lines = "split:--devices 8 --layout dp8tp1 --placement split"
-    options = "--runs", lines, "--judge", str(judge), "--out", str(tmp_path), "--devices", "8"
-    for code, output in ends(start_all(4, *options, program=WORKER), timeout=800):
-        assert code == 0, output
-    with presets_of_one_layer("tiny"):
-        flat = ended(tmp_path / "flatten", judge, "--layout", "dp4tp1", "--devices", "4")
-    other = pickle.loads((tmp_path / "split.pickle").read_bytes())
-    assert differences(other, flat) == [] and other.compiled == []
-    assert other.devices == {"train": [0, 1], "critic": []}  # of process 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_processes_learn_what_one_learns_with_a_tail(tmp_path: Path):
     """The last responses continue on a device of each, while models read on the other one."""
     scalar = replace(QWEN3, head="scalar", tie_embeddings=False)

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 
 from pat_jax.common.hosts.owners import is_absent, owners
 from pat_jax.common.pytree import without_shards
+from pat_jax.run.checkpoints.orbax_io import silence
 
 _Handler = ocp.type_handlers.ArrayHandler
 
@@ -52,5 +53,6 @@ class _OwnedArrays(_Handler):
 
 def register() -> None:
     """From now on Orbax writes and reads arrays that some processes own alone."""
+    silence()  # it warns of what is replaced
     handler = _OwnedArrays(enable_write_sharding_file=False)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)

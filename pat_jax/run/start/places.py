@@ -16,6 +16,7 @@ from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.placement import (
+    LEAST_SPLIT,
     ROLES,
     PlacedRole,
     Placement,
@@ -23,9 +24,6 @@ from pat_jax.planning.placement import (
     described,
     in_ranges,
 )
-
-# Processes of a run whose models have whole ones. Orbax writes no arrays of one process alone.
-LEAST_SPLIT = 4
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
     ):
         value = attrgetter(option)(config)
         require(is_possible, option, value, f"{otherwise} with --placement split")
-    return Placement.split(len(devices))
+    return Placement.named("split", len(devices))
 
 
 def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
@@ -206,7 +204,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
 
 def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
     """Returns the devices of each role, of the `count` devices of each part."""
-    assert options.name not in ("auto", "split"), "it is settled before"
+    assert options.name != "auto", "a command settles it before it builds a run"
     whole = "the run's" if num_parts == 1 else "each process's"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}
