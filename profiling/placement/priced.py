@@ -39,7 +39,7 @@ class Priced:
     bound_share: float = 0.0  # of that path
     schedule: Schedule | None = None  # of the first iteration
     refusal: str = ""  # why it cannot run
-    is_named: bool = False  # flatten, interleave or separate
+    is_named: bool = False  # flatten, interleave, separate or split
     rest: Literal["device", "host"] = "device"  # where models wait that no stage needs
     # Seconds if all that flatten has not takes longer by the error of prices; None: all of it may.
     worst_s: float | None = None
@@ -77,6 +77,11 @@ class Placements:
     @property
     def flatten(self) -> Priced:
         return self.candidates[0]
+
+    @property
+    def has_split(self) -> bool:
+        """Whether a candidate gives models whole hosts."""
+        return any(one.name == "split" for one in self.candidates)
 
     @property
     def fastest(self) -> Priced | None:

@@ -14,7 +14,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.placing import Placing
-from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.candidates import Candidate, split_of
 from pat_jax.profiling.placement.priced import Priced
 from pat_jax.profiling.predict.targets import PaperDevice, Target
 from pat_jax.run.start.places import Places
@@ -86,6 +86,26 @@ def test_a_faster_placement_is_one_that_the_run_takes(
     assert chosen.config.placement == placement
     assert Places.of(chosen.config, devices).placement.places["rollout"] == (0,)
     assert f"{placement.name}" in chosen.reason and "times as fast as with flatten" in chosen.reason
+
+
+def test_whole_processes_are_what_the_run_gives_models(monkeypatch: pytest.MonkeyPatch):
+    """Were all other placements ten times as slow as they are."""
+    priced = Placing.priced
+
+    def only_split(self: Placing, one: Candidate, **how: bool) -> Priced:
+        found, is_split = priced(self, one, **how), one == split_of(8, self.roles)
+        return (
+            found if is_split or not found.seconds else replace(found, seconds=10 * found.seconds)
+        )
+
+    monkeypatch.setattr(Placing, "priced", only_split)
+    devices = devices_of("h100:2x4")
+    chosen = chosen_placement(config_of("--algorithm", "ppo", "--critic.model", "tiny"), devices)
+    assert chosen.config.placement == PlacementConfig("split", "none")
+    assert chosen.reason.startswith("split: an iteration is predicted to be")
+    assert Places.of(chosen.config, devices)["critic"] == devices[4:]
+    without = config_of("--rollout.num_generations", "4")
+    assert chosen_placement(without, devices).config.placement.name != "split"
 
 
 def test_a_tail_that_pays_is_one_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.ended_parts import streams_of
 from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.placed_size import PlacedSize, part_of
+from pat_jax.profiling.capacity.placed_size import PlacedSize, part_of, spread_s
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -210,6 +210,23 @@ def test_a_plan_says_that_devices_are_numbered_within_a_host(report: PlanReport)
     assert report.placements and "cut alike" not in plan_text(report)
     several = replace(report, placements=replace(report.placements, num_cuts=2))
     assert "Each of the 2 hosts is cut alike" in plan_text(several)
+
+
+def test_a_plan_of_four_hosts_prices_models_with_whole_hosts():
+    found = placing(f"{PPO}--target h100:2x4 ").placements()
+    (split,) = (one for one in found.candidates if one.name == "split")
+    assert [part.devices for part in split.memory] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert split.schedule and split.seconds
+    at_once = {x.name: x for x in split.schedule.spans if x.name.startswith("gradients")}
+    policy, critic = at_once["gradients of the policy"], at_once["gradients of the critic"]
+    assert policy.begin_s < critic.end_s and critic.begin_s < policy.end_s
+    two = placing(f"{PPO}--target h100:4x2 ").placements()
+    assert "split" not in [one.name for one in two.candidates]
+
+
+def test_each_host_receives_the_weights_once_from_hosts_that_have_the_policy():
+    # 16 GB by a network of 400 Gb/s.
+    assert spread_s(16 * 10**9, Target.parse("h100:8x4@400")) == pytest.approx(0.32)
 
 
 def pack(some: Workload) -> Packed:

@@ -1,6 +1,6 @@
 """Which devices each role has, as options say."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import pytest
@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
+from pat_jax.planning.placement import (
+    ROLES,
+    PlacedRole,
+    Placement,
+    PlacementName,
+    Positions,
+)
 from pat_jax.run.start.places import Places
 
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
@@ -179,6 +185,53 @@ def test_processes_that_cannot_be_cut_alike_are_told(
     assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
+SPLIT = "--placement split --algorithm ppo"
+
+
+def test_split_gives_models_whole_processes():
+    devices = of_processes(2, 2, 2, 2)
+    places = Places.of(parse(SPLIT.split()), devices)
+    assert places["rollout"] == devices and places.is_split
+    assert places["policy"] == places["reference"] == places["teacher"] == devices[:4]
+    assert places["critic"] == places["reward"] == devices[4:]
+    assert places.groups() == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    words = places.describe({"rollout", "policy", "critic"})
+    assert words == "devices: rollout 0-7; policy 0-3; critic 4-7"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ((8,), SPLIT, "expected flatten with 1 process: split needs an even number of processes"),
+        ((4, 4), SPLIT, "expected flatten with 2 processes: split needs an even number"),
+        ((1,) * 5, SPLIT, "flatten with 5 processes"),
+        ((2, 2, 2, 1), SPLIT, "or more, which have the same number of devices"),
+        ((2,) * 4, f"{SPLIT} --train false", "train is False: expected true with --placement"),
+        ((2,) * 4, "--placement split", "is 'grpo': expected ppo, which has a critic, with"),
+        ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
+        ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
+        ((2,) * 4, f"{SPLIT} --placement.tail 8", "placement.tail is 8: expected 0 with"),
+        ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
+        (
+            (2,) * 4,
+            f"{SPLIT} --placement.overlap gradients",
+            "placement.overlap is 'gradients': expected none or scores with --placement split",
+        ),
+        (
+            (2,) * 4,
+            f"{SPLIT} {LAG}",
+            "placement.lag is 1: expected 0 with --placement split",
+        ),
+    ],
+)
+def test_processes_that_cannot_be_split_are_told(
+    sizes: tuple[int, ...], options: str, expected: str
+):
+    with pytest.raises(OptionError) as error:
+        Places.of(parse(options.split()), of_processes(*sizes))
+    assert expected in str(error.value) and str(error.value).count(". ") == 0
+
+
 def test_a_tail_has_half_of_the_devices():
     devices = of_processes(6)
     places = Places.of(parse(("--placement.tail", "8")), devices)
@@ -194,7 +247,7 @@ def test_a_tail_has_half_of_the_devices_of_each_process():
     assert places.groups() == [(0, 1, 4, 5), (2, 3, 6, 7)] and places.describe({"policy"}) == ""
 
 
-@given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))
+@given(st.sampled_from(get_args(PlacementName)), st.integers(1, 16))
 def test_groups_are_disjoint_and_make_up_every_place(name, count: int):
     placement = Placement.named(name, count)
     groups = placement.groups()
