@@ -210,7 +210,10 @@ def _arrive(policy: Policy, carrier: Carrier, params: Params) -> Params:
     if not carrier.spreads:
         return params
     specs = jax.tree.map(lambda sharding: sharding.spec, carrier.arriving(policy))
-    return passed_on(params, carrier.target.mesh, specs)
+    parts = passed_on(params, carrier.target.mesh, specs)
+    # Gather first, as in a transfer.
+    whole = carrier.target.param_shardings(policy)
+    return jax.tree.map(jax.lax.with_sharding_constraint, parts, whole)
 
 
 def logprob_gap(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import SPLITS
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from runs import TINY
 
 from pat_jax.common.errors import UserError
@@ -173,3 +174,14 @@ class TestTheCheck:
         pages = {split: few * n // 8 for split, n in memory.pages.items()}
         for line in describe_memory(replace(memory, pages=pages), config)[1:]:
             assert " of 8 sequences" in line and "others wait or are preempted" in line
+
+
+def test_arrays_of_other_devices_are_not_added_up():
+    def of(devices: slice, rows: int) -> jax.ShapeDtypeStruct:
+        split = NamedSharding(Mesh(np.array(jax.devices()[devices]), ("x",)), PartitionSpec("x"))
+        return jax.ShapeDtypeStruct((rows, 2), jnp.float32, sharding=split)
+
+    first, second, every = of(slice(0, 4), 16), of(slice(4, 8), 24), of(slice(0, 8), 8)
+    assert [shard_bytes(x) for x in (first, second, every)] == [32, 48, 8]
+    assert shard_bytes([first, second, every]) == 48 + 8
+    assert shard_bytes([first, first, every]) == 2 * 32 + 8 and shard_bytes([]) == 0

@@ -1,5 +1,7 @@
 """Weights that go to rollouts on other devices arrive bit for bit, in every layout there."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key
 from pat_jax.training.carrier import Carrier, carriers, copied_inside, is_whole_in_each_process
+from pat_jax.training.trainer import Trainer
 
 
 def chain(devices: slice) -> dict[Split, Layout]:
@@ -53,22 +56,27 @@ def test_weights_for_other_devices_arrive_bit_for_bit(
     assert_same_bits(params, host_weights())
 
 
-@pytest.mark.parametrize(("kept", "inside"), [("auto", 2), ("fp8", 2), ("int8", 4)])
-def test_weights_of_half_of_the_devices_arrive_on_all(kept: WeightFormat, inside: int):
-    """As where processes of their own have the policy: a host's devices divide what is sent."""
+def spreading(inside: int, kept: WeightFormat = "auto", dtype: Any = jnp.float32) -> Trainer:
+    """A trainer on half of the rollout's devices, as where processes of their own have the policy.
+    The devices of a host, so many, divide what is sent."""
     ours, theirs = chain(slice(0, 4)), chain(slice(0, 8))
     source, target = (
         next(iter(layout_chain(each.mesh, CONFIG, fsdp_size=inside)[0].values()))
         for each in (next(iter(ours.values())), next(iter(theirs.values())))
     )
-    dtype = jnp.float32 if kept == "auto" else jnp.bfloat16
-    trainer = make_trainer(
+    return make_trainer(
         next(iter(ours.values())),
         dtype=dtype,
         weights=kept,
         targets=tuple(theirs.values()),
         carriers=dict.fromkeys(theirs, Carrier(source, target, spreads=True)),
     )
+
+
+@pytest.mark.parametrize(("kept", "inside"), [("auto", 2), ("fp8", 2), ("int8", 4)])
+def test_weights_of_half_of_the_devices_arrive_on_all(kept: WeightFormat, inside: int):
+    theirs, dtype = chain(slice(0, 8)), jnp.float32 if kept == "auto" else jnp.bfloat16
+    trainer = spreading(inside, kept, dtype)
     params = jax.device_put(host_weights(), trainer.shardings)
     policy = POLICY.with_weights(kept)
     for layout in theirs.values():
@@ -127,6 +135,21 @@ def test_each_host_is_sent_the_weights_once(target: str):
     sent = sum(each.leaving(2) for each in collectives(text, per_host=2))
     weights = sum(x.nbytes for x in jax.tree.leaves(host_weights()))
     assert 0.4 * weights < sent <= 1.05 * weights / 2
+
+
+@pytest.mark.parametrize("target", ["dp8tp1", "dp4tp2", "dp2tp4"])
+def test_hosts_without_the_policy_are_sent_the_weights_once(target: str):
+    """Of four hosts with two devices each, two have the policy."""
+    trainer, weights = spreading(2), sum(x.nbytes for x in jax.tree.leaves(host_weights()))
+    split = next(each for each in chain(slice(0, 8)) if str(each) == target)
+    sent = []
+    for name in ("transfer", "arrive"):
+        key = Key(name, trainer.layout.split, target=split)
+        text = trainer.programs.lower(key).compile().as_text()
+        assert text is not None
+        sent.append(sum(each.leaving(2) for each in collectives(text, per_host=2)))
+    assert 0.4 * weights < sent[0] <= 1.05 * weights / 2  # what the other host lacks
+    assert 0.9 * weights < sent[1] <= 1.05 * weights
 
 
 def test_shards_are_copied_inside_a_process_as_jax_does_it():
