@@ -62,9 +62,9 @@ class PlacedIterations:
             found.append(Iteration(*made_of, beside=tail.read_s))
         return found
 
-    def reads_s(self, count: int, packed: Packed) -> dict[str, float]:
-        """Seconds in which each model on `count` devices reads what is packed, by stage."""
-        found, size = dict[str, float](), self.sizes[count]
+    def reads_s(self, size: PlacedSize, packed: Packed) -> dict[str, float]:
+        """Seconds in which each model reads what is packed, by stage."""
+        found = dict[str, float]()
         for name, seconds in size.reading(packed).items():
             what = stage_names.predictions(size.reads[name], name)
             found[what] = self.factors.of(what) * seconds.total
@@ -76,7 +76,7 @@ class PlacedIterations:
         whats = {stage_names.predictions(what, name): name for name, what in size.reads.items()}
         if not rest.size:
             return dict.fromkeys(whats, 0.0)
-        read_s = self.reads_s(count, size.packed(rest))
+        read_s = self.reads_s(size, size.packed(rest))
         return {what: read_s[what] + size.moves_s.get(name, 0.0) for what, name in whats.items()}
 
     def scaled(self, measured: StageSeconds, rollouts: Rollouts) -> "PlacedIterations":

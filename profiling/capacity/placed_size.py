@@ -212,16 +212,20 @@ class PlacedSize:
             found[name] = RoleBytes(between, visiting, gradients, temporaries)
         return found
 
-    def copies(self, num_cuts: int) -> list[float]:
-        """Bytes of a device for a copy of each model that reads before an update, on this half of
-        `num_cuts` groups of devices."""
-        whole, count = self.build.whole, self.target.num_devices
-        fsdp_size = self.build.order.config.fsdp_size
-        divided = min(fsdp_size or count, count)
-        times = divided / copy_shards(fsdp_size, count, num_cuts)
+    def in_a_tail(self, num_cuts: int) -> "PlacedSize":
+        """The same models as copies that read in a tail, on this half of `num_cuts` groups of
+        devices: fewer devices may divide each."""
+        order, count = self.build.order, self.target.num_devices
+        run = replace(order.config, fsdp_size=copy_shards(order.config.fsdp_size, count, num_cuts))
+        return replace(self, build=by_arithmetic(replace(order, config=run)))
+
+    @property
+    def copies(self) -> list[int]:
+        """Bytes of a device for a copy of each model that reads before an update."""
+        whole = self.build.whole
         trained = {("policy" if x is whole.policy else CRITIC): x for x in whole.trained}
         held = {**whole.readers, **trained}
-        return [times * shard_bytes(held[name].abstract_params) for name in self.reads]
+        return [shard_bytes(held[name].abstract_params) for name in self.reads]
 
     def _of_readers(self) -> Iterator[tuple[str, RoleBytes]]:
         for name, reader in self.build.whole.readers.items():

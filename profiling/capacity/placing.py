@@ -226,10 +226,11 @@ class Placing:
         if isinstance(rollouts, str) or count // 2 not in self._sizes:
             return None
         whole, half, cuts = self._sizes[count], self._sizes[count // 2], self._num_cuts
-        machine, copies = self._replays.machine(half.build, held), half.copies(cuts)
+        machine, reading = self._replays.machine(half.build, held), half.in_a_tail(cuts)
+        copies = reading.copies
         # No pass that only reads takes more than one with gradients.
         taken = sum(copies) + half.role_bytes["policy"].temporaries
-        taken += max(copies, default=0.0) if cuts > 1 else 0.0  # as `TailModels.check_room`
+        taken += max(copies, default=0) if cuts > 1 else 0  # as `TailModels.check_room`
         if isinstance(machine, str) or held + taken > self.question.build.limit:
             return None
         assert machine.memory is not None, "that of the target"
@@ -246,7 +247,7 @@ class Placing:
         moved_s += sum(whole.moves_s.get(name, 0.0) for name in whole.reads)
 
         def reads_s(work: Workload) -> Mapping[str, float]:
-            return self._priced.reads_s(count // 2, whole.packed_for(half, work))
+            return self._priced.reads_s(reading, whole.packed_for(reading, work))
 
         one_layout = replace(machine, splits=(widest,))
         return rollouts, Half(one_layout, moved_s, whole.next_read, reads_s)

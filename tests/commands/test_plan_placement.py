@@ -129,6 +129,15 @@ def test_a_tail_has_half_of_each_host():
     assert tail.schedule and tail.schedule.spans[0].devices == (0, 1, 2, 3)  # of each host
 
 
+def test_copies_inside_a_host_are_read_in_a_tail_without_its_network():
+    def reading_s(network: int, fsdp_size: int) -> float:
+        found = placing(f"{PPO} --target h100:4x2@{network} --fsdp_size {fsdp_size}")
+        (iteration,) = found.with_tail(32)
+        return sum(iteration.beside.values())
+
+    assert reading_s(100, 4) == reading_s(3200, 4) < reading_s(3200, 0) < reading_s(100, 0)
+
+
 def test_whitening_and_several_steps_leave_gradients_behind_the_rollout():
     for options in (PPO, PPO + STREAMED + "--mini_batch_size 4 "):
         found = placing(options)

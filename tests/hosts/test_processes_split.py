@@ -50,7 +50,8 @@ def learned(folder: Path) -> list[bytes]:
 def test_killed_runs_go_on_bit_for_bit_also_in_one_process(tmp_path: Path):
     split = [*TINY, *PPO.split(), "--placement", "split", "--resume", "auto", "--steps", "4"]
     through, killed, chosen = tmp_path / "through", tmp_path / "killed", random.Random(0)
-    through.mkdir(), killed.mkdir()
+    for folder in (through, killed):
+        folder.mkdir()
     for code, output in ends(start_all(4, *split, *exported(through))):
         assert code == 0, output
     for done in range(KILLS):
