@@ -6,7 +6,7 @@ policy and reference on one host, critic and reward model on the other.
 Policy, critic, reference and reward model of 8B on two hosts of eight H100s, 2,048 responses of up to
 16,384 tokens, one optimizer step an iteration, models waiting on devices. All seconds are computed:
 nothing ran. Scores and updates are what each model reads and learns after the rollout; the rollout is
-the same in all. No run can give a model a host of its own: that is priced for comparison.
+the same in all. The last is `--placement split` with two processes on each host.
 """
 
 from pathlib import Path
