@@ -8,9 +8,8 @@ section 8.3):
     interleave   policy, rollouts and critic have all devices; the reference and the teacher have
                  the first half, the reward models the second, so that both score at once
     separate     rollouts have the first half, all other roles the second
-    split        rollouts have all devices; policy, reference and teacher have the first half, critic
-                 and reward models the second, so that both update at once; halves are of whole
-                 processes
+    split        rollouts have all devices, critic and reward models the second half, the others the
+                 first. Each half has whole processes, and both update at once
 """
 
 from collections.abc import Mapping

@@ -233,8 +233,8 @@ def engine_memory(engine: RolloutEngine, config: RolloutConfig, resident: Any = 
 
 
 def shard_bytes(tree: Any) -> int:
-    """Returns the bytes that a tree of shapes with shardings takes of a device, without host memory.
-    If its arrays have different devices, it is the most of a device."""
+    """Returns the bytes of a tree of shapes with shardings on one device, without host memory. If
+    its arrays have different devices, it is the most of a device."""
     groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
     for x in jax.tree.leaves(tree):
         if x.sharding.memory_kind != HOST_MEMORY:

@@ -1,8 +1,8 @@
 """Arrays of some processes alone in Orbax's checkpoints.
 
-Orbax expects each process to have a shard of each array, and process 0 to write the metadata of all.
-Here the owners of an array write it, and the first of them writes its metadata. Knows Orbax and who
-owns which devices. Does not know what is saved.
+In Orbax each process has a shard of each array, and process 0 writes all metadata. Here the owners
+of an array write it, and the first of them writes its metadata. Knows Orbax and who owns which
+devices. Does not know what is saved.
 """
 
 from collections.abc import Sequence
