@@ -4,7 +4,6 @@ Each process reads with its own models while others read with theirs, and score 
 Then all tell each other what they have found. Does not know what the columns are for.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +29,6 @@ class OwnReads:
     reads: Sequence[Prediction]
     micro_shapes: Sequence[Shape]
     shares_prompts: bool = False
-    waited_seconds: float = 0.0  # after the rewards, for the columns of other processes
     columns: Columns = field(default_factory=dict)  # once all are there
     _ended: dict[int, Rollout] = field(default_factory=dict)
     _found: Columns = field(default_factory=dict)  # of this process's models, by index
@@ -54,14 +52,12 @@ class OwnReads:
         )
 
     def wait(self, count: int) -> None:
-        """Waits for the columns of all `count` responses."""
-        start = time.perf_counter()
+        """Waits for the columns that other processes have read, of all `count` responses."""
         assert len(self._ended) == count
         self.columns = {
             one.column: known_to_all(one.column, one.devices, self._found.get(one.column, ()))
             for one in self.reads
         }
-        self.waited_seconds = time.perf_counter() - start
 
     def of(self, indices: Sequence[int]) -> Columns:
         """Returns the columns of some responses, which were read."""

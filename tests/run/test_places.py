@@ -205,7 +205,7 @@ def test_split_gives_models_whole_processes():
         ((8,), SPLIT, "expected flatten with 1 process: split needs an even number of processes"),
         ((4, 4), SPLIT, "expected flatten with 2 processes: split needs an even number"),
         ((1,) * 5, SPLIT, "flatten with 5 processes"),
-        ((2, 2, 2, 1), SPLIT, "or more, which have the same number of devices"),
+        ((2, 2, 2, 1), SPLIT, "4 processes or more with as many devices each"),
         ((2,) * 4, f"{SPLIT} --train false", "train is False: expected true with --placement"),
         ((2,) * 4, "--placement split", "is 'grpo': expected ppo, which has a critic, with"),
         ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),

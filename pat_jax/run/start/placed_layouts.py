@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pat_jax.common.devices import Device
+from pat_jax.common.hosts.owners import owners
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
@@ -86,16 +87,21 @@ def _spread(
     The devices of a host divide them (FSDP), so that each host receives one copy.
 
     Raises:
-      OptionError: the model has experts.
+      OptionError: the model has experts, or meshes have the devices in another order.
     """
-    require(
-        model.experts is None, "placement", "split", "another one with a model that has experts"
-    )
-    inside = len(places.devices) // len({*hosts_of(places.devices)})
-    divided = replace(config, fsdp_size=inside)
+    need = config.placement.need
+    need("name", model.experts is None, "another one with a model that has experts")
+    hosts = len({*hosts_of(places.devices)})
+    parts = hosts if hosts > 1 else len(owners(places.devices))
+    divided = replace(config, fsdp_size=len(places.devices) // parts)
     source, target = (
         next(iter(chain_of(divided, model, places[role], None)[0].values()))
         for role in ("policy", "rollout")
+    )
+    first = target.mesh.devices.flat[: source.mesh.size]
+    is_half = list(first) == list(source.mesh.devices.flat)
+    need(
+        "name", is_half, "another one on these devices, whose mesh is not in their processes' order"
     )
     return dict.fromkeys(chain, Carrier(source, target, spreads=True))
 

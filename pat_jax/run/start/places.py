@@ -15,6 +15,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.layout.mesh import hosts_of
 from pat_jax.planning.placement import (
     LEAST_SPLIT,
     ROLES,
@@ -138,11 +139,13 @@ def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
     found = [device.process_index for device in devices]
     counts = {found.count(process) for process in found}
     processes = len({*found})
+    hosts = len({*hosts_of(devices)})
+    are_even = processes % 2 == 0 and (hosts % 2 == 0 or hosts == 1)
     config.placement.need(
         "name",
-        processes >= LEAST_SPLIT and processes % 2 == 0 and len(counts) == 1,
+        processes >= LEAST_SPLIT and are_even and len(counts) == 1,
         f"flatten with {processes} process{'es' * (processes > 1)}: split needs an even number of "
-        f"processes, {LEAST_SPLIT} or more, which have the same number of devices",
+        f"processes and hosts, {LEAST_SPLIT} processes or more with as many devices each",
     )
     assert found == sorted(found), "devices are in the order of their processes"
     for option, is_possible, otherwise in (
