@@ -29,11 +29,11 @@ class PlacementConfig(Options):
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
-    second half. split: rollouts have all devices; policy, reference and teacher have the first half
-    of the processes, critic and reward models the second. auto: what is predicted to be fastest,
-    the overlap included; flatten unless another one is faster by more than predictions may be
-    wrong. With several processes, each has its own halves except with split, and process 0
-    chooses."""
+    second half. split, for PPO on four or more processes: rollouts have all devices; policy,
+    reference and teacher have the first half of the processes, critic and reward models the second.
+    auto: what is predicted to be fastest, the overlap included; flatten unless another one is
+    faster by more than predictions may be wrong. With several processes, each has its own halves
+    except with split, and process 0 chooses."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and

@@ -19,7 +19,8 @@ from typing import Literal, get_args
 PlacedRole = Literal["rollout", "policy", "critic", "reference", "teacher", "reward"]
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 PlacementName = Literal["flatten", "interleave", "separate", "split"]
-LEAST_SPLIT = 4  # processes: Orbax writes no arrays of one process alone
+# Processes of `split`: of several, Orbax refuses arrays whose devices are all those of one.
+LEAST_SPLIT = 4
 Positions = tuple[int, ...]  # of devices in the run's order, ascending
 
 

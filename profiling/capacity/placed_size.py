@@ -251,7 +251,9 @@ def spread_s(whole: int, target: Target) -> float:
     Args:
       whole: bytes of all weights. Each device of a host receives its part of them.
     """
-    return whole / target.devices_per_host / target.chip.host_link_bytes_s
+    chip = target.chip
+    rate = chip.link_bytes_s if target.num_hosts == 1 else chip.host_link_bytes_s
+    return whole / target.devices_per_host / rate
 
 
 def sized(

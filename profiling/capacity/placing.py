@@ -83,7 +83,8 @@ class Placing:
         """The placement that gives models whole hosts, if a run may have it."""
         order, run, cuts = self.question.build.order, self._run, self._num_cuts
         adapters = run.lora.is_on or run.critic.lora.is_on
-        is_plain = order.model.experts is None and not (adapters or run.teacher.top_k)
+        is_plain = order.model.experts is None and not self.question.costs.drafts.is_generated
+        is_plain &= not (adapters or run.teacher.top_k)
         if cuts < LEAST_SPLIT or cuts % 2 or "critic" not in self.roles or not is_plain:
             return []
         one = split_of(order.target.num_devices, self.roles)

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from broken_kernels import (
     INTERPRETED,
@@ -17,10 +19,13 @@ from broken_kernels import (
     refused,
     wrong_gradient,
 )
+from fakes import FakeDevice
+from runs import QWEN3
 
 from pat_jax.engine.warm_up import kernel_check
 from pat_jax.engine.warm_up.kernel_cases import ROUTED, Part
-from pat_jax.engine.warm_up.kernel_check import check_kernels
+from pat_jax.engine.warm_up.kernel_check import Checked, check_kernels, usable_kernels
+from pat_jax.layout.layout import least_tp
 from pat_jax.models.kernels.kernel_choice import Kernels
 
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")
@@ -111,3 +116,20 @@ def test_what_was_right_is_asked_once_and_what_was_wrong_again(broken, tmp_path,
             assert len(seen(kept=path)) == 2
     path.write_text("[3, {")
     assert len(seen(kept=path)) == 2
+
+
+def test_kernels_of_a_model_with_other_processes_devices_are_checked_here(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With `--placement split`, process 0 has no device of the critic."""
+    looked: list[object] = []
+
+    def look(device: object, *_: object, **__: object) -> list[Checked]:
+        looked.append(device)
+        return []
+
+    monkeypatch.setattr(kernel_check, "check_kernels", look)
+    devices: list[Any] = [FakeDevice(i, i // 2, platform="cpu") for i in range(4, 8)]
+    layout = replace(least_tp(devices, QWEN3), kernels=INTERPRETED)
+    found = usable_kernels([layout], QWEN3, page_size=8, dtype=jnp.dtype("float32"))
+    assert found == INTERPRETED and looked == [jax.local_devices()[0]]

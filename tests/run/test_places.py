@@ -1,6 +1,6 @@
 """Which devices each role has, as options say."""
 
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import jax
 import pytest
@@ -197,6 +197,13 @@ def test_split_gives_models_whole_processes():
     assert places.groups() == [(0, 1, 2, 3), (4, 5, 6, 7)]
     words = places.describe({"rollout", "policy", "critic"})
     assert words == "devices: rollout 0-7; policy 0-3; critic 4-7"
+
+
+def test_devices_in_another_order_than_their_processes_are_not_split():
+    tpus = [FakeDevice(i, i // 2, platform="tpu") for i in range(8)]
+    for devices in of_processes(2, 2, 2, 2)[::-1], tpus:
+        with pytest.raises(OptionError, match="are not in the order of their processes"):
+            Places.of(parse(SPLIT.split()), cast(Any, devices))
 
 
 @pytest.mark.parametrize(

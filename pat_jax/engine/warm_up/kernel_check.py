@@ -79,8 +79,9 @@ def usable_kernels(
         return wanted
 
     def look() -> frozenset[str]:
-        devices = layouts[0].mesh.devices.flat
-        device = next(x for x in devices if x.process_index == jax.process_index())
+        # The model may have the devices of other processes, which are like those of this one.
+        own = (x for x in layouts[0].devices if x.process_index == jax.process_index())
+        device = next(own, jax.local_devices()[0])
         parts = parts_of(layouts, model, page_size, dtype, weights)
         found = check_kernels(device, parts, asked, kept=KEPT)
         wrong = {x.kernel: x for x in found if x.trouble}

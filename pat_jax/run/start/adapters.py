@@ -10,7 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
+from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.config.any_run import AnyRun
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter
@@ -36,6 +38,8 @@ def initial_params(trainer: Trainer, config: AnyRun) -> Leaves:
 def initial_policy(trainer: Trainer, config: AnyRun, dtype: jnp.dtype) -> Params:
     """Returns the policy that training begins with, or that adapters are added to."""
     shardings = trainer.trained.base_shardings
+    if is_absent(trainer.layout.devices):
+        return without_shards(with_sharding(trainer.policy.abstract(dtype), shardings))
     if Path(folder := local_checkpoint(config.model)).is_dir():
         return load_params(folder, trainer.policy, shardings, dtype)
     return trainer.policy.init(config.seed, shardings, dtype)

@@ -7,7 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from pat_jax.common.hosts.owners import have_all
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
@@ -100,7 +103,11 @@ def compile_update(
         if form := form_of_update(config.experts, experts, *of_layout):
             log.info("%s", form)
     roles.compile(_show("training", progress), by_need=by_need)
-    return check_update(update_stages(roles), limit, config)
+    stages = update_stages(roles)
+    if not all(have_all(role.layout.devices) for role in roles.trained):
+        found = process_group().gather("stages of an update", stages)
+        stages = [*chain.from_iterable(found)]
+    return check_update(stages, limit, config)
 
 
 def _show(name: str, progress: Progress) -> Callable[[int, int], None]:

@@ -147,7 +147,9 @@ def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
         f"flatten with {processes} process{'es' * (processes > 1)}: split needs an even number of "
         f"processes and hosts, {LEAST_SPLIT} processes or more with as many devices each",
     )
-    assert found == sorted(found), "devices are in the order of their processes"
+    is_in_order = found == sorted(found) and devices[0].platform != "tpu"
+    expected = "flatten on these devices, which are not in the order of their processes"
+    config.placement.need("name", is_in_order, expected)
     for option, is_possible, otherwise in (
         ("train", config.train, "true"),
         ("algorithm.name", config.algorithm.has_critic, "ppo, which has a critic,"),
