@@ -151,7 +151,7 @@ def test_a_process_reads_the_experts_it_has_and_no_others(tmp_path, monkeypatch,
         opened.append(names[tensor.path, tensor.offset])
         return view(tensor)
 
-    def of_one_process(shape, sharding, read):
+    def of_one_process(shape, sharding, read, dtype):
         shards = sharding.devices_indices_map(shape)
         of_it = {device: read(shards[device]) for device in jax.devices()[2:4]}
         return jax.device_put(

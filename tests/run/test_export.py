@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
 import pytest
 
 from pat_jax.common.errors import UserError
@@ -14,7 +16,9 @@ from pat_jax.run.results import export as exported
 from pat_jax.run.results.export import check_export_dir, export_policy
 from pat_jax.training.trainable_params import TrainableParams
 
-TRAINED = TrainableParams(cast(Any, None), cast(Any, None))
+TRAINED = TrainableParams(
+    cast(Any, None), cast(Any, SimpleNamespace(devices=frozenset(jax.devices())))
+)
 
 
 @pytest.fixture(autouse=True)
