@@ -42,8 +42,10 @@ def ran(asked: str, folder: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "pat_jax.train", *ASKED.split(), *asked.split()]
     command += ["--run_dir", str(folder), "--distributed.coordinator", f"localhost:{port}"]
     command += ["--distributed.num_processes", str(PROCESSES), "--distributed.process_id"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [subprocess.Popen([*command, str(i)], **quiet) for i in range(PROCESSES)]
+    started = [
+        subprocess.Popen([*command, str(i)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for i in range(PROCESSES)
+    ]
     assert [one.wait() for one in started] == [0] * PROCESSES, asked
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if "timing/step" in row][1:]

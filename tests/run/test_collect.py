@@ -142,7 +142,7 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
 class Events:
     """Stands for early stages: what is asked of them, in order."""
 
-    gradients, read_early, columns = None, None, SimpleNamespace(columns={})
+    gradients, tail, read_early, columns = None, None, None, SimpleNamespace(columns={})
 
     def __init__(self):
         self.seen: list[str] = []
