@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.report import machine, median_interval, options, write
 
-PROCESSES, ROUNDS, STEPS = 4, 3, 8
+PROCESSES, ROUNDS, STEPS = 4, 2, 7
 SYSTEMS = {
     "flatten": "--placement flatten",
     "flatten, a copy in each process": "--placement flatten --fsdp_size 1",
@@ -28,7 +28,7 @@ SYSTEMS = {
     "split, a copy in each process": "--placement split --fsdp_size 1",
 }
 ASKED = f"""
-    --preset ppo --devices {PROCESSES} --algorithm.beta 0.05 --warm_start.steps 20 --eval.every 0
+    --preset ppo --devices {PROCESSES} --algorithm.beta 0.05 --warm_start.steps 5 --eval.every 0
     --steps {STEPS} --checkpoint.every {STEPS} --layout dp4tp1 --rollout.compile all --show_switch false
 """
 STAGES = "step", "rollout", "reward", "update", "transfer"
