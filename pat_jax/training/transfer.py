@@ -135,18 +135,15 @@ class Transfer:
                 gathered = shardings
             if carrier.spreads or carrier.target.split != layout.split:
                 arrived = with_sharding(received, carrier.arriving(self._policy))
-                key, arrive = self._arrival(layout.split), partial(_arrive, self._policy, carrier)
+                key = self._arrival(layout.split)
+                arrive = partial(_arrive, self._policy, carrier, wanted)
                 self._table.declare(key, arrive, arrived, out_shardings=wanted)
 
         def transfer(frozen: Params, params: Params) -> Params:
-            # Copy even where nothing changes: the rollout deletes what it was given. Gather over
-            # FSDP first, then reshard: the partitioner finds no way to do both at once. Quantize
-            # before either, so that every layout gets the same values.
-            return jax.tree.map(
-                lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
-                self._stored(frozen, params),
-                gathered,
-            )
+            # Copy even where nothing changes: the rollout deletes what it was given. Quantize
+            # first, so that every layout gets the same values.
+            kept = jax.tree.map(jnp.copy, self._stored(frozen, params))
+            return _resharded(kept, gathered, shardings)
 
         held = trained.abstract_frozen, trained.abstract
         key = Key("transfer", self._split, target=layout.split)
@@ -204,16 +201,25 @@ class Transfer:
         return self._base(base)
 
 
-def _arrive(policy: Policy, carrier: Carrier, params: Params) -> Params:
+def _arrive(policy: Policy, carrier: Carrier, shardings: Params, params: Params) -> Params:
     """Returns what has arrived at the rollout's devices, all of which have a part of it then. Its
     compiled program drops what a layout does not need, or gathers what it needs."""
     if not carrier.spreads:
         return params
     specs = jax.tree.map(lambda sharding: sharding.spec, carrier.arriving(policy))
     parts = passed_on(params, carrier.target.mesh, specs)
-    # Gather first, as in a transfer.
-    whole = carrier.target.param_shardings(policy)
-    return jax.tree.map(jax.lax.with_sharding_constraint, parts, whole)
+    return _resharded(parts, carrier.target.param_shardings(policy), shardings)
+
+
+def _resharded(tree: Any, gathered: Any, shardings: Any) -> Any:
+    """Gathers each array over FSDP, then reshards it: the partitioner finds no way to do both at
+    once. Array after array, since the compiler would gather all before it reshards the first."""
+    place, done = jax.lax.with_sharding_constraint, list[Array]()
+    for x, whole, to in zip(*map(jax.tree.leaves, (tree, gathered, shardings)), strict=True):
+        if done:
+            x, done[-1] = jax.lax.optimization_barrier((x, done[-1]))
+        done.append(place(place(x, whole), to))
+    return jax.tree.unflatten(jax.tree.structure(tree), done)
 
 
 def logprob_gap(

@@ -322,6 +322,11 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
         sums = {"all-gather": 1, "all-reduce": 2 * REAL.num_layers + 1}
         assert +sent == (sums if split.tp > 1 else {})
         assert decode.flops > 0 and decode.bytes_accessed > 0
+    (transfer,) = (
+        x for x in found.programs if x.name == "transfer" and x.target == [*here.layouts][-1]
+    )
+    # One array after the other is gathered.
+    assert transfer.temp_bytes < weight_bytes(REAL, 1) / 2
     for narrow, wide in pairwise(here.layouts):
         assert by_name["reshard", narrow, wide].collectives == ()
         for name, kind in (("exchange", "all-to-all"), ("exchange_one", "collective-permute")):
