@@ -20,9 +20,11 @@ _Handler = ocp.type_handlers.ArrayHandler
 
 class _OwnedArrays(_Handler):
     def memory_size(self, values: Sequence[jax.Array]) -> Sequence[tuple[int, int]]:
+        # Only early versions of Orbax 0.12 have and ask for this.
+        of_orbax: Any = super()
         are_here = [not is_absent(x.sharding.device_set) for x in values]
         pairs = zip(values, are_here, strict=True)
-        sizes = iter(super().memory_size([x for x, is_here in pairs if is_here]))
+        sizes = iter(of_orbax.memory_size([x for x, is_here in pairs if is_here]))
         return [next(sizes) if is_here else (0, 0) for is_here in are_here]
 
     async def serialize(
