@@ -85,7 +85,9 @@ class Placing:
         adapters = run.lora.is_on or run.critic.lora.is_on
         is_plain = order.model.experts is None and not self.question.costs.drafts.is_generated
         is_plain &= not (adapters or run.teacher.top_k)
-        if cuts < LEAST_SPLIT or cuts % 2 or "critic" not in self.roles or not is_plain:
+        hosts = order.target.num_hosts
+        are_even = cuts % 2 == 0 and (hosts == 1 or hosts % 2 == 0)
+        if cuts < LEAST_SPLIT or not are_even or "critic" not in self.roles or not is_plain:
             return []
         one = split_of(order.target.num_devices, self.roles)
         return [replace(self, cuts=1, only=[one]).best(one)]

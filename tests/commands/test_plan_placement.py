@@ -229,8 +229,9 @@ def test_a_plan_of_four_hosts_prices_models_with_whole_hosts():
     at_once = {x.name: x for x in split.schedule.spans if x.name.startswith("gradients")}
     policy, critic = at_once["gradients of the policy"], at_once["gradients of the critic"]
     assert policy.begin_s < critic.end_s and critic.begin_s < policy.end_s
-    two = placing(f"{PPO}--target h100:4x2 ").placements()
-    assert "split" not in [one.name for one in two.candidates]
+    two, three = placing(f"{PPO}--target h100:4x2 "), placing(f"{PPO}--target h100:4x3 ")
+    for hosts in two, replace(three, cuts=6):  # two processes on each of three hosts
+        assert "split" not in [one.name for one in hosts.placements().candidates]
 
 
 def test_each_host_receives_the_weights_once_from_hosts_that_have_the_policy():
