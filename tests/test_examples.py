@@ -11,7 +11,6 @@ from runs import QWEN3, ROOT, SMALL_ROLLOUT, write_checkpoint
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
-from pat_jax.commands.simulate import simulated
 from pat_jax.config.command_line import parse
 from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
@@ -20,7 +19,6 @@ from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.rl.data.arithmetic import TOKENIZER, solve, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.sft.setup import build as build_sft
-from pat_jax.simulate import read
 
 EXAMPLES = ROOT / "examples"
 
@@ -60,12 +58,6 @@ def test_prompts_can_be_continued(model: Path):
     lines = [json.loads(line) for _, line in read_lines(EXAMPLES / "prompts.jsonl")]
     asks = [parse_ask(line, nothing, nothing, tokenizer, max_length=2048) for line in lines]
     assert len(asks) == 3
-
-
-def test_the_profile_can_be_replayed():
-    words = "--responses 16 --prompt_tokens 60 --max_completion_length 132"
-    found = simulated(read(["--profile", str(EXAMPLES / "profile.json"), *words.split()]))
-    assert "16 responses, cap 132" in str(found)
 
 
 def module_of(name: str) -> Any:

@@ -27,8 +27,8 @@ class SimulateConfig(ReplayOptions):
     """Replays rollouts of a measured machine: other batches, caps and links. Options that take
     several values, separated by commas, are combined in every way.
 
-        python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
-            --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
+        python -m pat_jax.simulate --profile profile.json --responses 512,2048 \\
+            --lengths math --link_slowdown 1,4
     """
 
     profile: str = option("profile.json", GIVEN)

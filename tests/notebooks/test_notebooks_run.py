@@ -1,4 +1,4 @@
-"""The notebooks from top to bottom, as a reader runs them, on two pretended devices of the CPU."""
+"""The notebooks from top to bottom, as a reader runs them, on two devices of the CPU."""
 
 import os
 import time

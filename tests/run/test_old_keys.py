@@ -1,14 +1,13 @@
 """Files from before 0.1.0, which have older words for some keys."""
 
 import json
-from pathlib import Path
+
+from profiles import save_profile
 
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-
-PROFILE = Path(__file__).parents[2] / "examples" / "profile.json"
 
 
 def test_a_trace_with_live_sequences_is_read():
@@ -19,9 +18,9 @@ def test_a_trace_with_live_sequences_is_read():
 
 
 def test_a_profile_with_reslices_is_read(tmp_path):
-    profile = read_profile(PROFILE)
-    path = tmp_path / "profile.json"
-    path.write_text(PROFILE.read_text().replace("reshard_table", "reslice_table"))
+    path = save_profile(tmp_path / "profile.json")
+    profile = read_profile(path)
+    path.write_text(path.read_text().replace("reshard_table", "reslice_table"))
     assert profile.latency.reshard_table and read_profile(path) == profile
 
 
