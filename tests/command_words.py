@@ -11,7 +11,7 @@ from pat_jax.config.command_line import PRESETS, parse
 from pat_jax.models.presets import PRESETS as SHAPES
 
 FILES = re.compile(r".+\.(jsonl?|parquet|csv|yaml)")
-WRITTEN = ("--out", "--run_dir", "--checkpoint.export_dir")
+WRITTEN = ("--out", "--run_dir", "--checkpoint.export_dir", "--profile")  # by a command
 OF_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
 
 
@@ -21,7 +21,7 @@ def check_stands(command: str, words: Sequence[str]) -> None:
     config = parse(words, CLASSES[command], presets=presets)
     judge = getattr(config, "reward_model", None)
     model = getattr(config, "model", "") or getattr(judge, "model", "")
-    assert model in SHAPES or OF_THE_HUB.fullmatch(model)
+    assert model in SHAPES or OF_THE_HUB.fullmatch(model) or command == "simulate"
     for before, word in zip(["", *words], words, strict=False):
         if before not in WRITTEN and FILES.fullmatch(word):
             assert (ROOT / word).is_file() and Path(word).parts[0] == "examples", word
