@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.rl.batches.batches import MicroBatch, Place, TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.batches import SHARES, MicroBatch, Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.pair import Pair
@@ -48,6 +48,7 @@ def to_pair_batch(
             weight = 1 / (2 * len(pairs) * example.in_loss.sum())
             micro.weights[spot.row, read] = weight * (micro.responses[spot.row, read] > 0)
             micro.columns[MARGIN][spot.row, read] = pair.margin
+            micro.columns[SHARES] = micro.weights
             places.append(Place(0, spot.micro, spot.row, read, 0))
             start += len(example)
     slots = sum(micro.tokens.size for micro in micro_batches)

@@ -27,8 +27,9 @@ from pat_jax.rl.batches.types import FinishReason, Rollout, RolloutGroup
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 NOT_RECORDED = -1  # instead of an expert
+SHARES = "loss_shares"  # column: weights over their sum, which is 1 only where they are averages
 # The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
-COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
+COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs", SHARES)
 
 
 @pytree_dataclass
@@ -295,6 +296,7 @@ def pack(
     packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
     weights = token_weights(counts, aggregation, max_completion_length)
+    total = sum(weight * count for weight, count in zip(weights, counts, strict=True)) or 1.0
     micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
     recorded = [x.routed_experts for x in examples if x.routed_experts is not None]
     if recorded:
@@ -306,6 +308,7 @@ def pack(
         targets = slice(begin + example.targets.start, begin + example.targets.stop)
         places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
         _write(micro_batches[spot.micro], spot, targets, example, weight)
+        micro_batches[spot.micro].columns[SHARES][spot.row, targets] = weight / total
     return micro_batches, places
 
 
