@@ -19,7 +19,7 @@ from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
-from pat_jax.rl.batches.batches import SHARES, MicroBatch
+from pat_jax.rl.batches.batches import SCALE, MicroBatch
 
 _SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
 
@@ -58,7 +58,7 @@ class Update:
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the per-token columns that an update reads."""
-        return (*self.loss.needs, SHARES) if self._is_balanced else self.loss.needs
+        return (*self.loss.needs, SCALE) if self._is_balanced else self.loss.needs
 
     def read(self, micro: MicroBatch) -> MicroBatch:
         """Returns the micro-batch with what an update reads.
@@ -66,7 +66,7 @@ class Update:
         Raises:
           ValueError: a column is missing.
         """
-        own = {SHARES: micro.columns[SHARES]} if self._is_balanced else {}
+        own = {SCALE: micro.columns[SCALE]} if self._is_balanced else {}
         teacher = micro.teacher if self.loss.teacher_top_k else None
         return replace(micro, columns=self.loss.read(micro.columns) | own, teacher=teacher)
 
@@ -94,9 +94,9 @@ class Update:
             )
             value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
             if self._is_balanced:
-                # A micro-batch counts by its share of the mini-batch's loss, all of them by 1.
-                share = self.router_aux_loss_coef * jnp.sum(micro.columns[SHARES])
-                value += share * balance.switch_loss(beside)
+                # A micro-batch counts by its share of the mini-batch's weights, all of them by 1.
+                share = jnp.sum(micro.weights * micro.columns[SCALE])
+                value += self.router_aux_loss_coef * share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self._model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
             return value, sums | jax.lax.stop_gradient(more | of_routers)

@@ -27,9 +27,9 @@ from pat_jax.rl.batches.types import FinishReason, Rollout, RolloutGroup
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 NOT_RECORDED = -1  # instead of an expert
-SHARES = "loss_shares"  # column: weights over their sum, which is 1 only where they are averages
+SCALE = "weight_scale"  # column: 1 / (sum of the mini-batch's weights), which are not always means
 # The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
-COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs", SHARES)
+COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs", SCALE)
 
 
 @pytree_dataclass
@@ -308,7 +308,7 @@ def pack(
         targets = slice(begin + example.targets.start, begin + example.targets.stop)
         places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
         _write(micro_batches[spot.micro], spot, targets, example, weight)
-        micro_batches[spot.micro].columns[SHARES][spot.row, targets] = weight / total
+        micro_batches[spot.micro].columns[SCALE][spot.row, targets] = 1 / total
     return micro_batches, places
 
 
