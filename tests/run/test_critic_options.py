@@ -12,6 +12,7 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
+from pat_jax.models.config import ExpertsConfig
 from pat_jax.run.process.distributed import _check_places
 from pat_jax.run.setup import Setup, build
 from pat_jax.run.start.critic import freeze_critic, initial_critic
@@ -148,6 +149,26 @@ def test_policy_reference_and_critic_share_one_frozen_base(policy: Path):
     (critic,) = initial_critic(roles, config, model, state).values()
     assert {"score"} < critic.params.keys() and not np.any(critic.params["score"])
     assert resident_bytes(roles.critic) < resident_bytes(apart.roles.critic)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--experts", "gathered"],
+        ["--experts", "exchanged"],
+        ["--rollout.expert_parallel", "2"],
+        ["--rollout.expert_parallel", "1", "--rollout.expert_width", "2"],
+    ],
+    ids=" ".join,
+)
+def test_options_for_the_policys_experts_are_none_of_a_dense_critic(
+    policy: Path, tmp_path: Path, options: list[str]
+):
+    experts = replace(QWEN3, architecture="qwen3_moe", experts=ExpertsConfig(4, 2, 16))
+    routed = write_checkpoint(tmp_path / "routed", experts)
+    roles = built(policy, "--model", str(routed), "--critic.model", str(policy), *options).roles
+    assert roles.policy.policy.config.experts is not None
+    assert roles.critic is not None and roles.critic.policy.config.experts is None
 
 
 def test_what_all_roles_keep_is_in_the_account_of_each(policy: Path):
