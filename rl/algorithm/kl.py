@@ -57,8 +57,8 @@ def kl_weight(ratio: Array, estimator: Estimator) -> Array:
 
         k1, k3: ρ                    k2: ρ without its gradient
 
-    On samples of p itself, where ρ is 1, the gradient of ρ k3 is log(p / q) ∇log p. That of k3 alone
-    is (1 - q / p) ∇log p, in the mean the gradient of KL(q || p). That of k2 alone is right.
+    On samples of p itself, where ρ is 1, the gradient of ρ k3 is log(p / q) ∇log p. That of k3
+    without ρ is (1 - q / p) ∇log p, in the mean the gradient of KL(q || p).
 
     Args:
       ratio: ρ, each token's probability under p over that under the policy that sampled it.
