@@ -87,6 +87,16 @@ def test_a_reference_routes_by_itself_and_the_policy_by_the_record(
     assert abs(wrong - right) > 0.05 * right
 
 
+def test_a_reference_on_devices_of_its_own_routes_by_itself(monkeypatch: pytest.MonkeyPatch):
+    two = layout_chain(factored_mesh(jax.devices()[:2]), CONFIG)[0]
+    own = next(iter(two.values()))
+    monkeypatch.setattr(build_roles, "micro_shapes", lambda *_: [SHAPE])
+    made_of = config_of(*PENALTY), MODEL, CHAIN["dp4tp2"], {}
+    roles = build_roles.build_roles(*made_of, reference=own)
+    found = column(roles.readers[REFERENCE], weights(1))
+    assert_close(found, own_logprobs(MODEL, weights(1), recorded_rollouts()))
+
+
 @pytest.mark.parametrize("replays", ["true", "false"])
 def test_router_replay_is_an_option_of_the_policy_alone(
     monkeypatch: pytest.MonkeyPatch, replays: str
