@@ -97,7 +97,7 @@ class PolicyLoss(Loss):
     delta: float = 3.0
     beta: float = 0.0  # β
     kl_estimator: Estimator = "k3"
-    corrects_kl: bool = True
+    corrects_kl: bool = False
     entropy_coef: float = 0.0
     # Weight of the KL to a teacher over its `top_k` likeliest tokens; 0 tokens: there is no such part.
     distill_coef: float = 0.0
