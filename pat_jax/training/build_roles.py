@@ -192,6 +192,7 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
         optimizer_of(config.optimizer_in_use, config.policy_updates),
         loss,
         algorithm.router_aux_loss_coef,
+        is_mean=algorithm.loss_aggregation != "constant" or not algorithm.router_aux_loss_coef,
     )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,
@@ -214,4 +215,5 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
         is_on_policy=True,
     )
     predictor = replace(update.predictor, temperature=1.0)
-    return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)
+    changed = {"optimizer": supervised, "loss": cross_entropy, "is_mean": True}
+    return update, replace(update, predictor=predictor, **changed)

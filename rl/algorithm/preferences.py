@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.rl.batches.batches import SCALE, MicroBatch, Place, TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.batches import MicroBatch, Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.pair import Pair
@@ -39,8 +39,6 @@ def to_pair_batch(
     """
     packing = pack_rows([len(pair) for pair in pairs], micro_shapes)
     micro_batches = [empty_micro_batch(shape, (MARGIN,)) for shape in packing.shapes]
-    for micro in micro_batches:  # weights add up to 1
-        micro.columns[SCALE] = np.ones_like(micro.weights)
     places = []
     for pair, spot in zip(pairs, packing.spots, strict=True):
         micro, start = micro_batches[spot.micro], spot.start

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
-from pat_jax.rl.batches.batches import SCALE, TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
 from pat_jax.rl.data.example import Example
 
@@ -46,8 +46,6 @@ def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape])
     """
     packing = pack_rows([len(example) for example in examples], micro_shapes)
     micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
-    for micro in micro_batches:  # weights add up to 1
-        micro.columns[SCALE] = np.ones_like(micro.weights)
     weight = 1 / num_learned(examples)
     for example, spot in zip(examples, packing.spots, strict=True):
         micro, row = micro_batches[spot.micro], spot.row

@@ -46,6 +46,7 @@ class Update:
     optimizer: optax.GradientTransformation
     loss: Loss
     router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
+    is_mean: bool = True  # whether the weights of each mini-batch add up to 1; see `SCALE`
 
     @property
     def _model(self) -> ModelFunctions:
@@ -58,7 +59,8 @@ class Update:
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the per-token columns that an update reads."""
-        return (*self.loss.needs, SCALE) if self._is_balanced else self.loss.needs
+        is_scaled = self._is_balanced and not self.is_mean
+        return (*self.loss.needs, SCALE) if is_scaled else self.loss.needs
 
     def read(self, micro: MicroBatch) -> MicroBatch:
         """Returns the micro-batch with what an update reads.
@@ -66,7 +68,7 @@ class Update:
         Raises:
           ValueError: a column is missing.
         """
-        own = {SCALE: micro.columns[SCALE]} if self._is_balanced else {}
+        own = {SCALE: micro.columns[SCALE]} if SCALE in self.needs else {}
         teacher = micro.teacher if self.loss.teacher_top_k else None
         return replace(micro, columns=self.loss.read(micro.columns) | own, teacher=teacher)
 
@@ -95,7 +97,7 @@ class Update:
             value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
             if self._is_balanced:
                 # A micro-batch counts by its share of the mini-batch's weights, all of them by 1.
-                share = jnp.sum(micro.weights * micro.columns[SCALE])
+                share = jnp.sum(micro.weights * micro.columns.get(SCALE, 1.0))
                 value += self.router_aux_loss_coef * share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self._model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
