@@ -37,6 +37,7 @@ _GRPO: Parts = {
     "loss_aggregation": "token",
     "kl_in": "loss",
     "kl_estimator": "k3",
+    "use_bias_correction_kl": True,
     "entropy_coef": 0.0,
     "reward_coef": 1.0,
     "distill_coef": 0.0,
@@ -98,7 +99,8 @@ ALGORITHMS: Mapping[str, Parts] = {
         **_GRPO,
         "scale_rewards": "none",
         "whiten_advantages": True,
-        "kl_estimator": "k2",
+        "kl_estimator": "k2",  # which has the KL's own gradient without the ratio
+        "use_bias_correction_kl": False,
     },
     # The baseline of least variance, where a longer response has the larger gradient; meant for one
     # update a batch. https://arxiv.org/abs/2505.23585

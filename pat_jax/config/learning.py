@@ -62,6 +62,9 @@ class AlgorithmConfig(AdvantageOptions):
     REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL in the loss by the probability ratio: its gradient is then the KL's own (TRL).
+    Off, k3 has about the gradient of the KL the other way round (GRPO's paper, verl)."""
     reward_coef: float = option(1.0, not_negative(1000))
     """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
     distill_coef: float = option(0.0, not_negative(1000))

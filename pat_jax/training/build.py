@@ -1,10 +1,10 @@
 """The parts of a trainer that a configuration asks for.
 
-Knows options. Does not know which roles there are (`build_roles.py`), nor data, checkpoints or
+Knows options. Does not know which roles a run has (`build_roles.py`), nor data, checkpoints or
 which devices there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import jax.numpy as jnp
@@ -31,7 +31,9 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.passes import model_functions
+from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC, POLICY
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
@@ -102,37 +104,40 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     return lora
 
 
-def predictor_of(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
-    """Returns the `Predictor` of a policy's log-probabilities, at the rollout's temperature."""
-    return Predictor(
-        functions_of(config, policy, layout, router_replay=config.algorithm.router_replay),
-        policy.config.vocab_size,
-        temperature=config.rollout.temperature,
-        logit_tokens=logit_tokens(policy, layout),
-    )
+def predictor_of(config: RunConfig, role: str, model: Policy, layout: Layout) -> Predictor:
+    """Returns the `Predictor` of a role: of values if `model` has a scalar head, else of
+    log-probabilities at the rollout's temperature.
+
+    Only the policy is computed by the experts that its rollout recorded. Routers of all other roles
+    choose their own. The options of updates are for trained models and for the reference, which is
+    computed as the policy is; for other frozen models they would be another model's.
+    """
+    if role in (POLICY, CRITIC, REFERENCE):
+        replays = role == POLICY and config.algorithm.router_replay
+        functions = functions_of(config, model, layout, router_replay=replays)
+    else:
+        functions = frozen_functions(model, layout, config.compute_dtype)
+    if model.config.head == "scalar":
+        return Predictor(functions, model.config.vocab_size)
+    sizes = config.rollout.temperature, logit_tokens(model, layout)
+    return Predictor(functions, model.config.vocab_size, *sizes)
 
 
-def values_predictor(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
-    """Returns the `Predictor` of a critic's values."""
-    # Recorded experts are the policy's. A critic's routers choose their own.
-    functions = functions_of(config, policy, layout, router_replay=False)
-    return Predictor(functions, policy.config.vocab_size)
-
-
-def teacher_predictor(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
-    """Returns the `Predictor` of a teacher's log-probabilities, at the rollout's temperature."""
-    functions = frozen_functions(policy, layout, config.compute_dtype)
-    sizes = config.rollout.temperature, logit_tokens(policy, layout)
-    return Predictor(functions, policy.config.vocab_size, *sizes)
+def check_experts(option: str, trained: Sequence[Policy]) -> None:
+    """Raises OptionError if `--experts` has another value than auto and no trained model has
+    experts."""
+    has_experts = any(model.config.experts for model in trained)
+    expected = "auto with a model that has no experts"
+    require(option == "auto" or has_experts, "experts", option, expected)
 
 
 def functions_of(
-    options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = True
+    options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = False
 ) -> ModelFunctions:
-    """Returns the policy's functions for an update, computed as the options say.
+    """Returns a trained model's functions for an update, computed as the options say.
 
     Raises:
-      OptionError: the devices or the model do not support an option.
+      OptionError: the devices do not support an option.
     """
     asked = options.scan_layers, policy.config.num_layers, layout.platform, options.compute_dtype
     is_scanned = scans_layers(*asked)
@@ -141,12 +146,6 @@ def functions_of(
         "scan_layers",
         options.scan_layers,
         "false with --compute_dtype bfloat16 on a CPU, where XLA runs no such products in a loop",
-    )
-    require(
-        options.experts == "auto" or policy.config.experts is not None,
-        "experts",
-        options.experts,
-        "auto with a model that has no experts",
     )
     dtype = DTYPES[options.compute_dtype]
     return model_functions(
@@ -231,6 +230,7 @@ def policy_loss(
         delta=algorithm.delta,
         beta=algorithm.beta if algorithm.kl_in == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
+        corrects_kl=algorithm.use_bias_correction_kl,
         entropy_coef=algorithm.entropy_coef,
         distill_coef=algorithm.distill_coef if teacher_top_k else 0.0,
         top_k=teacher_top_k,

@@ -15,16 +15,15 @@ from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout, least_tp
-from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.models.policy import Params
 from pat_jax.rl.batches.packing import Shape
-from pat_jax.training.build import predictor_of, teacher_predictor, values_predictor
+from pat_jax.training.build import predictor_of
 from pat_jax.training.carrier import is_in_each_process
 from pat_jax.training.copied_reader import CopiedReader, frozen_params
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import TEACHER, Roles, States
+from pat_jax.training.roles import Roles, States
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, Trainer
+from pat_jax.training.trainer import Trainer
 
 
 class HalfLayouts(NamedTuple):
@@ -104,17 +103,9 @@ def _copied(
     params: Callable[[States], Params],
 ) -> CopiedReader:
     source, target = half_layouts(config, held, half)
-    predictor = _predictor(config, name, held.policy, target)
+    predictor = predictor_of(config, name, held.policy, target)
     reader = Reader(column, replace(held, layout=target), predictor, micro_shapes)
     return CopiedReader(reader, held, source, params)
-
-
-def _predictor(config: RunConfig, name: str, policy: Policy, layout: Layout) -> Predictor:
-    if name == TEACHER:
-        return teacher_predictor(config, policy, layout)
-    if name == CRITIC:
-        return values_predictor(config, policy, layout)
-    return predictor_of(config, policy, layout)
 
 
 def _present(role: Trainer, states: States) -> Params:

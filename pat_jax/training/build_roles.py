@@ -22,6 +22,7 @@ from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import (
     DTYPES,
+    check_experts,
     micro_shapes,
     new_adapters,
     optimizer_of,
@@ -29,14 +30,13 @@ from pat_jax.training.build import (
     predictor_of,
     rollout_policy,
     trained_of,
-    values_predictor,
 )
 from pat_jax.training.carrier import Carrier
 from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, Trainer
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.transfer import Receivers
 
 NO_READERS: Mapping[str, Reader] = MappingProxyType({})
@@ -90,8 +90,10 @@ def build_roles(
       others: shapes with shardings of what else stays on the devices, such as reward models.
 
     Raises:
-      UserError: the options ask for adapters that the model cannot have.
+      UserError: the options ask for adapters that the model cannot have, or for a form of updates
+        with experts, which no trained model has.
     """
+    check_experts(config.experts, [policy, *([critic.policy] if critic else [])])
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     trained = trained_of(config, policy, layout)
@@ -135,7 +137,7 @@ def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> T
     """Returns the trainer of the critic, which is sent to no rollout."""
     policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
     update = Update(
-        values_predictor(config, policy, layout),
+        predictor_of(config, CRITIC, policy, layout),
         optimizer_of(config.critic_optimizer, config.critic_updates),
         ValueLoss(config.algorithm.value_clip),
     )
@@ -175,7 +177,7 @@ def _readers(
     whole = TrainableParams(policy, layout, weight_dtype=dtype)
     held = trained if trained.lora else whole
     shapes = shapes if config.learns else ()
-    predictor = predictor_of(config, policy, layout)
+    predictor = predictor_of(config, REFERENCE, policy, layout)
     rests = config.roles.rest == "host"
     return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}
 
@@ -186,10 +188,11 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     is_on_policy, top_k = config.updates_per_step == 1, config.teacher.top_k
     loss = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
     update = Update(
-        predictor_of(config, policy, layout),
+        predictor_of(config, POLICY, policy, layout),
         optimizer_of(config.optimizer_in_use, config.policy_updates),
         loss,
         algorithm.router_aux_loss_coef,
+        is_mean=algorithm.loss_aggregation != "constant" or not algorithm.router_aux_loss_coef,
     )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,
@@ -212,4 +215,5 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
         is_on_policy=True,
     )
     predictor = replace(update.predictor, temperature=1.0)
-    return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)
+    changed = {"optimizer": supervised, "loss": cross_entropy, "is_mean": True}
+    return update, replace(update, predictor=predictor, **changed)

@@ -73,16 +73,16 @@ def model_functions(
         return model.scalar_head if is_scalar else model.head
 
     is_scalar = policy.config.head == "scalar"
-    beside = (ROUTE_FLIPS,) if config else ()
+    # What is recorded are the policy's experts, and no critic's.
+    beside = (ROUTE_FLIPS,) if config and not is_scalar else ()
     routers = _routers(policy.config)
     of_head = values if is_scalar else partial(logits, partition=Whole())
     by_rows = AutoPartition(layout).by_rows
-    options = {"remat": remat, "scan_layers": scan_layers}
-    of_group = (
-        model_functions(policy, of_one_group(layout), dtype, **options)
-        if layout.group_axes
-        else None
-    )
+    options: Any = {"remat": remat, "scan_layers": scan_layers, "experts": experts}
+    of_group = None
+    if layout.group_axes:
+        given = policy, of_one_group(layout), dtype
+        of_group = model_functions(*given, **options, router_replay=router_replay)
     return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_group)
 
 
@@ -169,7 +169,7 @@ class Passes:
             return gradients.grad_step(over, params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
-        read = update.loss.needs, update.loss.teacher_top_k
+        read = update.needs, update.loss.teacher_top_k
         self._table.declare(
             Key(f"{self._stage}grad", self._split, *shape),
             grad_step,

@@ -11,7 +11,14 @@ from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.packing import Shape, shapes
-from pat_jax.training.build import DTYPES, functions_of, logit_tokens, optimizer_of, trained_of
+from pat_jax.training.build import (
+    DTYPES,
+    check_experts,
+    functions_of,
+    logit_tokens,
+    optimizer_of,
+    trained_of,
+)
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainer import Trainer
@@ -33,8 +40,10 @@ def build_supervised_roles(
     If the run evaluates, the trainer also computes predictions.
 
     Raises:
-      UserError: the options ask for adapters that the model cannot have.
+      UserError: the options ask for adapters that the model cannot have, or for a form of updates
+        with experts, which it has not.
     """
+    check_experts(config.experts, [policy])
     functions, tokens = functions_of(config, policy, layout), logit_tokens(policy, layout)
     predictor = Predictor(functions, policy.config.vocab_size, logit_tokens=tokens)
     trained, dtype = trained_of(config, policy, layout), DTYPES[config.compute_dtype]

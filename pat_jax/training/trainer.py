@@ -7,7 +7,6 @@ ones: with LoRA, the adapters (`trainable_params.py`).
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -20,7 +19,7 @@ from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Loss, Sums
+from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
@@ -213,10 +212,10 @@ class Trainer:
         """
         if is_absent(self.layout.devices):
             return state, UpdateResult({}, (), 0)
-        state, loss = self.placement.begun(state), self.updates[REINFORCED].loss
-        if self.old in loss.needs:
+        state, update = self.placement.begun(state), self.updates[REINFORCED]
+        if self.old in update.needs:
             batch = self.predict(state, batch)
-        mini_batches = [[_read(loss, micro) for micro in mini] for mini in batch.mini_batches]
+        mini_batches = [list(map(update.read, mini)) for mini in batch.mini_batches]
         for micro in chain.from_iterable(mini_batches):
             self._passes[REINFORCED].program(micro)  # compile before the devices are busy
         before = self["copy"](state.params) if self.tells_seen else None
@@ -235,8 +234,7 @@ class Trainer:
         name, devices = "supervised step", self.layout.devices
         if is_absent(devices):
             return state, known_to_all(name, devices, UpdateResult({}, (), 0))
-        loss = self.updates[SUPERVISED].loss
-        mini = [_read(loss, micro) for micro in micro_batches]
+        mini = list(map(self.updates[SUPERVISED].read, micro_batches))
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
         result = summarized(self.name, self.updates[SUPERVISED], [record], state)
@@ -267,7 +265,7 @@ class Trainer:
         self, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
     ) -> tuple[Params, Sums]:
         """Adds a micro-batch's gradient and sums, whose buffers are donated."""
-        read = _read(self.updates[REINFORCED].loss, micro)
+        read = self.updates[REINFORCED].read(micro)
         return self._added(REINFORCED, state, read, grads, sums)
 
     def apply_gradients(
@@ -311,12 +309,6 @@ class Trainer:
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
         return self.placement.ended(state), result
-
-
-def _read(loss: Loss, micro: MicroBatch) -> MicroBatch:
-    """Returns the micro-batch with what the loss reads."""
-    teacher = micro.teacher if loss.teacher_top_k else None
-    return replace(micro, columns=loss.read(micro.columns), teacher=teacher)
 
 
 def _copy(params: Params) -> Params:

@@ -65,7 +65,8 @@ class OtherRoles:
           held: its parameters.
         """
         own = [program for program in self.programs if program.role == name]
-        return RolePasses(self.built, held, self.data, own)
+        is_frozen = name in self.roles.readers
+        return RolePasses(self.built, held, self.data, own, is_frozen)
 
     def memory(self) -> Iterator[RoleMemory]:
         """Yields the memory of every role on a device, whether or not it rests."""

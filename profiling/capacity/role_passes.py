@@ -43,6 +43,7 @@ class RolePasses:
     held: TrainableParams
     data: Path | None  # a folder with kernel tables
     programs: Sequence[CompiledProgram]  # of this role; empty: nothing was compiled
+    is_frozen: bool = False  # whether the options of updates are not for this role
 
     @property
     def run(self) -> RunConfig:
@@ -60,7 +61,7 @@ class RolePasses:
     @property
     def itemsize(self) -> int:
         """Bytes of a number of the forward pass."""
-        return jnp.dtype(self.built.dtype).itemsize
+        return jnp.dtype(self.held.compute_dtype).itemsize
 
     @cached_property
     def work(self) -> UpdateWork:
@@ -74,7 +75,9 @@ class RolePasses:
             lora.num_weights if lora else None,
             self.itemsize,
             logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
-            most_exchanged(self.run.experts, experts, layout, platform),
+            most_exchanged(
+                "auto" if self.is_frozen else self.run.experts, experts, layout, platform
+            ),
             layout.size(layout.ep_dp_axes),
             self._hosts_of_groups,
         )

@@ -107,7 +107,7 @@ def _training_jobs(build: TargetBuild, layers: int) -> list[CompileJob]:
 def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJob]:
     trainer = roles.policy
     split, longest = trainer.layout.split, build.micro_shapes[-1]
-    # Those of a reader are the same program as the policy's, and stand for it.
+    # The reference's takes as much as the policy's, and stands for it.
     read = [x.programs for name, x in roles.readers.items() if name not in build.order.others]
     passes = [Key(name, split, *longest) for name in ("predict", "grad")]
     ends = dict.fromkeys((split, list(build.layouts)[-1]))

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Protocol
 
 from pat_jax.common.devices import Device
+from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.layout import Layout, least_tp
@@ -85,7 +86,11 @@ def _reader(
     shapes: Sequence[tuple[int, int]],
 ) -> Reader:
     """A frozen model that reads the responses in the policy's micro-batches."""
-    held = TrainableParams(policy, layout, weight_dtype=DTYPES[config.compute_dtype])
-    predictor = predictor_of(config, policy, layout)
+    if name != TEACHER:
+        dtype = settled_dtype(config.reward_model.dtype, layout.platform, is_checkpoint=True)
+        config = replace(config, compute_dtype=dtype)
+    dtype = DTYPES[config.compute_dtype]
+    held = TrainableParams(policy, layout, compute_dtype=dtype, weight_dtype=dtype)
+    predictor = predictor_of(config, name, policy, layout)
     top_k = config.teacher.top_k if name == TEACHER else 0
     return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host", top_k=top_k)

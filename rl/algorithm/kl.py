@@ -6,6 +6,7 @@ Reference: Schulman 2020, http://joschu.net/blog/kl-approx.html.
 from types import ModuleType
 from typing import Literal, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -49,6 +50,22 @@ def estimate_kl(
             return _module(ratio).expm1(ratio) - ratio
         case _:
             raise ValueError(f"estimator is {estimator!r}; expected 'k1', 'k2' or 'k3'.")
+
+
+def kl_weight(ratio: Array, estimator: Estimator) -> Array:
+    """The weight with which an estimate has the gradient of KL(p || q), as a mean over tokens.
+
+        k1, k3: ρ                    k2: ρ without its gradient
+
+    On samples of p itself, where ρ is 1, the gradient of ρ k3 is log(p / q) ∇log p. That of k3
+    without ρ is (1 - q / p) ∇log p, in the mean the gradient of KL(q || p).
+
+    Args:
+      ratio: ρ, each token's probability under p over that under the policy that sampled it.
+
+    Reference: DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556, section 3.1 (k3).
+    """
+    return jax.lax.stop_gradient(ratio) if estimator == "k2" else ratio
 
 
 def _module(array: AnyArray) -> ModuleType:

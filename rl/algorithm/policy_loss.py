@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.rl.algorithm.kl import MAX_LOG_RATIO, Estimator, estimate_kl, log_ratio
+from pat_jax.rl.algorithm.kl import (
+    MAX_LOG_RATIO,
+    Estimator,
+    estimate_kl,
+    kl_weight,
+    log_ratio,
+)
 from pat_jax.rl.algorithm.losses import (
     ENTROPY,
     LOGPROBS,
@@ -35,6 +41,8 @@ class PolicyLoss(Loss):
     """A surrogate of the policy gradient, with a penalty towards the reference policy.
 
         loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy + distill_coef * teacher_kl)
+
+    With `corrects_kl`, kl is the estimate times ρ, so that its gradient is that of the KL too.
 
     ρ is the probability ratio of the policy to the old policy, the one before this batch's first
     update, with l_t = logprobs - old_logprobs:
@@ -76,6 +84,7 @@ class PolicyLoss(Loss):
     MiniMax 2025, https://arxiv.org/abs/2506.13585, eq. 4 and 5 (CISPO);
     Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740 (RLOO);
     Ye et al. 2020, https://arxiv.org/abs/1912.09729, eq. 5 (dual clip, δ);
+    DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556, section 3.1 (`corrects_kl`);
     Yao et al. 2025, https://fengyao.notion.site/off-policy-rl (truncated importance sampling).
     """
 
@@ -88,6 +97,7 @@ class PolicyLoss(Loss):
     delta: float = 3.0
     beta: float = 0.0  # β
     kl_estimator: Estimator = "k3"
+    corrects_kl: bool = False
     entropy_coef: float = 0.0
     # Weight of the KL to a teacher over its `top_k` likeliest tokens; 0 tokens: there is no such part.
     distill_coef: float = 0.0
@@ -160,6 +170,8 @@ class PolicyLoss(Loss):
             is_clipped = gain != ratio * advantage
         if self.beta:
             reference_kl = estimate_kl(logprobs, columns["reference_logprobs"], self.kl_estimator)
+            if self.corrects_kl:
+                reference_kl *= kl_weight(ratio, self.kl_estimator)
         else:
             reference_kl = jnp.zeros_like(logprobs)
         gap = jnp.abs(old - columns["behavior_logprobs"])

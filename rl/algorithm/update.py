@@ -19,7 +19,7 @@ from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.batches import SCALE, MicroBatch
 
 _SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
 
@@ -46,10 +46,31 @@ class Update:
     optimizer: optax.GradientTransformation
     loss: Loss
     router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
+    is_mean: bool = True  # whether the weights of each mini-batch add up to 1; see `SCALE`
 
     @property
     def _model(self) -> ModelFunctions:
         return self.predictor.model
+
+    @property
+    def _is_balanced(self) -> bool:
+        return self._model.routers is not None and self.router_aux_loss_coef > 0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the per-token columns that an update reads."""
+        is_scaled = self._is_balanced and not self.is_mean
+        return (*self.loss.needs, SCALE) if is_scaled else self.loss.needs
+
+    def read(self, micro: MicroBatch) -> MicroBatch:
+        """Returns the micro-batch with what an update reads.
+
+        Raises:
+          ValueError: a column is missing.
+        """
+        own = {SCALE: micro.columns[SCALE]} if SCALE in self.needs else {}
+        teacher = micro.teacher if self.loss.teacher_top_k else None
+        return replace(micro, columns=self.loss.read(micro.columns) | own, teacher=teacher)
 
     def has_passes_of(self, other: "Update") -> bool:
         """Whether this update and `other` differ only in the optimizer. They then share the
@@ -74,10 +95,10 @@ class Update:
                 params, micro, has_entropy_gradient=self.loss.has_entropy_gradient
             )
             value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
-            if self._model.routers and self.router_aux_loss_coef:
-                # A micro-batch counts by the weight of its tokens in the loss, all of them by 1.
-                share = self.router_aux_loss_coef * jnp.sum(micro.weights)
-                value += share * balance.switch_loss(beside)
+            if self._is_balanced:
+                # A micro-batch counts by its share of the mini-batch's weights, all of them by 1.
+                share = jnp.sum(micro.weights * micro.columns.get(SCALE, 1.0))
+                value += self.router_aux_loss_coef * share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self._model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
             return value, sums | jax.lax.stop_gradient(more | of_routers)

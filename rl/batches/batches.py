@@ -29,6 +29,9 @@ AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 NOT_RECORDED = -1  # instead of an expert
 # The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
+SCALE = (
+    "weight_scale"  # with "constant": 1 / (sum of the mini-batch's weights); of others that is 1
+)
 
 
 @pytree_dataclass
@@ -295,7 +298,9 @@ def pack(
     packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
     weights = token_weights(counts, aggregation, max_completion_length)
-    micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
+    total = sum(weight * count for weight, count in zip(weights, counts, strict=True)) or 1.0
+    columns = (*COLUMNS, SCALE) if aggregation == "constant" else COLUMNS
+    micro_batches = [empty_micro_batch(shape, columns) for shape in packing.shapes]
     recorded = [x.routed_experts for x in examples if x.routed_experts is not None]
     if recorded:
         shape = recorded[0].shape[1:]
@@ -306,6 +311,8 @@ def pack(
         targets = slice(begin + example.targets.start, begin + example.targets.stop)
         places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
         _write(micro_batches[spot.micro], spot, targets, example, weight)
+        if aggregation == "constant":
+            micro_batches[spot.micro].columns[SCALE][spot.row, targets] = 1 / total
     return micro_batches, places
 
 

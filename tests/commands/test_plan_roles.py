@@ -158,6 +158,44 @@ def test_a_critic_of_adapters_has_no_gradients_of_its_base():
     assert adapted["values of the critic"].total >= whole["values of the critic"].total
 
 
+@pytest.mark.parametrize("experts", ["gathered", "exchanged"])
+def test_the_form_of_updates_with_experts_is_for_the_policy_and_not_for_models_without(experts):
+    critic = "--algorithm.name ppo --beta 0.1 --critic.model tiny --reward model:tiny"
+    names = [name for name, _ in alone(f"{critic} --experts {experts}", "tiny-moe").others]
+    assert names == list(STAGES)
+    teacher = f"--algorithm.name distill --teacher.model tiny --experts {experts}"
+    (one,) = alone(teacher, "tiny-moe").others
+    assert one[0] == "log-probabilities of the teacher"
+
+
+def sent_by(role: str, options: str, model: str) -> list[str]:
+    """What a role's forward pass sends, by arithmetic."""
+    updates = updating(replace(config_of(options), model=model))
+    passes = updates.others.passes(role, updates.built.whole.readers[role].held)
+    return [one.kind for one in passes.work.scores(passes.rows(passes.shapes[-1])).sent]
+
+
+def test_a_frozen_model_with_experts_has_a_form_of_its_own():
+    """--experts says how updates are computed; what is only read sends the least."""
+    teacher = "--algorithm.name distill --teacher.model tiny-moe"
+    wanted = sent_by("teacher", teacher, "tiny-moe")
+    assert "ragged-all-to-all" not in wanted
+    assert sent_by("teacher", f"{teacher} --experts exchanged", "tiny-moe") == wanted
+
+
+def test_reward_models_are_in_their_own_data_type():
+    """bfloat16 on accelerators, whatever the policy computes in."""
+    sizes = []
+    for dtype in ("bfloat16", "float32"):
+        options = f"--reward model:tiny --compute_dtype {dtype}"
+        updates = updating(config_of(options))
+        held = updates.built.whole.readers["reward model"].held
+        passes = updates.others.passes("reward model", held)
+        weights = {x.name: x for x in updates.others.memory()}["reward model"].parameters
+        sizes.append((weights, passes.itemsize))
+    assert sizes[0] == sizes[1] and sizes[0][1] == 2
+
+
 def test_which_roles_there_are():
     assert alone("").others == () == alone("--beta 0.1").others
     names = [name for name, _ in alone("--reward model:tiny model:tiny").others]

@@ -12,9 +12,11 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
+from pat_jax.models.config import ExpertsConfig
 from pat_jax.run.process.distributed import _check_places
 from pat_jax.run.setup import Setup, build
 from pat_jax.run.start.critic import freeze_critic, initial_critic
+from pat_jax.training.roles import REFERENCE
 from pat_jax.training.update_memory import check_state, resident_bytes
 
 PPO = ["--algorithm.name", "ppo"]
@@ -66,6 +68,9 @@ def test_options_that_have_no_effect_or_no_sense_are_refused(options: list[str],
 
 def test_one_response_to_a_prompt_is_enough_with_a_critic():
     assert parse([*PPO, "--rollout.num_generations", "1"]).rollout.num_generations == 1
+
+
+ROUTED = replace(QWEN3, architecture="qwen3_moe", experts=ExpertsConfig(4, 2, 16))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +153,35 @@ def test_policy_reference_and_critic_share_one_frozen_base(policy: Path):
     (critic,) = initial_critic(roles, config, model, state).values()
     assert {"score"} < critic.params.keys() and not np.any(critic.params["score"])
     assert resident_bytes(roles.critic) < resident_bytes(apart.roles.critic)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--experts", "gathered"],
+        ["--experts", "exchanged"],
+        ["--rollout.expert_parallel", "2"],
+        ["--rollout.expert_parallel", "1", "--rollout.expert_width", "2"],
+    ],
+    ids=" ".join,
+)
+def test_options_for_the_policys_experts_are_none_of_a_dense_critic(
+    policy: Path, tmp_path: Path, options: list[str]
+):
+    routed = write_checkpoint(tmp_path / "routed", ROUTED)
+    roles = built(policy, "--model", str(routed), "--critic.model", str(policy), *options).roles
+    assert roles.policy.policy.config.experts is not None
+    assert roles.critic is not None and roles.critic.policy.config.experts is None
+
+
+def test_a_reference_on_fewer_devices_divides_its_experts_as_these_can(
+    policy: Path, tmp_path: Path
+):
+    routed = write_checkpoint(tmp_path / "routed", ROUTED)
+    options = ["--algorithm.beta", "0.1", "--placement.reference", "1"]
+    roles = built(policy, "--model", str(routed), *options, "--rollout.expert_parallel", "2").roles
+    assert len(roles.policy.layout.devices) == 2
+    assert roles.readers[REFERENCE].devices == {jax.devices()[1]}
 
 
 def test_what_all_roles_keep_is_in_the_account_of_each(policy: Path):

@@ -19,10 +19,12 @@ from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance
+from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, with_no_routes
+from pat_jax.rl.batches.batches import MicroBatch, to_train_batch, with_no_routes
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example
 from pat_jax.training.build_roles import _updates
 from pat_jax.training.passes import model_functions
@@ -188,3 +190,64 @@ def test_the_update_has_the_coefficient_of_the_option():
         of_update = CrossEntropy(), row_shapes(config, LAYOUT.split.dp), 1
         trainer = build_supervised_roles(config, POLICY, LAYOUT, *of_update).policy
         assert trainer.updates[""].router_aux_loss_coef == wanted
+
+
+CAP = 40  # tokens of the longest response
+
+
+def policy_batch(aggregation: Aggregation, lengths: Sequence[int], rows: int) -> list[MicroBatch]:
+    """Responses of these lengths, of which every third is cut and masked."""
+    rng, groups = np.random.default_rng(1), []
+    for number, length in enumerate(lengths):
+        prompt = Prompt(number, tuple(rng.integers(3, 61, 4).tolist()), "", {})
+        tokens = rng.integers(3, 61, length, np.int32)
+        finish = FinishReason.LENGTH if number % 3 == 2 else FinishReason.STOP
+        logprobs = np.full(length, -4, np.float32)
+        groups.append(RolloutGroup(prompt, [Rollout(prompt, 0, tokens, logprobs, finish)]))
+    batch = to_train_batch(
+        groups,
+        np.zeros((len(groups), 1)),
+        mini_batch_size=len(groups),
+        micro_shapes=[(rows, 32)],
+        aggregation=aggregation,
+        truncated="mask",
+        max_completion_length=CAP,
+    )
+    (mini,) = batch.mini_batches
+    return [with_no_routes(micro, CONFIG.routes_shape) for micro in mini]
+
+
+def of_balance_alone(micro_batches: Sequence[MicroBatch]) -> list[np.ndarray]:
+    """The gradient of routers that a coefficient of 1 adds."""
+    got, without = (
+        routers_of(gradient(coefficient, micro_batches)[0]) for coefficient in (1.0, 0.0)
+    )
+    return [one - other for one, other in zip(got, without, strict=True)]
+
+
+def by_switch_loss(micro: MicroBatch) -> np.ndarray:
+    """The gradient of the balance loss alone, of all tokens of a micro-batch and without weights."""
+    return routers_of(_of_switch_loss(weights(), micro.tokens, micro.positions, micro.routes))[0]
+
+
+@jax.jit
+@jax.grad
+def _of_switch_loss(params: Params, *read: Any) -> Any:
+    return balance.switch_loss(update_of(0.0).predictor.model.forward(params, *read)[1])
+
+
+@pytest.mark.parametrize("lengths", [[8] * 6, [20] * 6, [3, 20, 9, 17, 5, 12]], ids=str)
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_a_coefficient_is_one_strength(aggregation: Aggregation, lengths: list[int]):
+    """However the other loss is averaged, however long the responses are and however many masked; in
+    one micro-batch, or in several by their shares of the loss."""
+    (whole,) = policy_batch(aggregation, lengths, 6)
+    expected = by_switch_loss(whole)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(of_balance_alone([whole])[0], expected, rtol=0, atol=2e-5 * size)
+    parts = policy_batch(aggregation, lengths, 2)
+    shares = np.array([micro.weights.sum() for micro in parts], np.float64)
+    assert len(parts) > 1
+    each = zip(shares / shares.sum(), map(by_switch_loss, parts), strict=True)
+    mean = sum(share * one for share, one in each)
+    np.testing.assert_allclose(of_balance_alone(parts)[0], mean, rtol=0, atol=2e-5 * size)

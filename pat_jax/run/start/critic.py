@@ -24,7 +24,7 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.layout import Layout, least_tp
-from pat_jax.layout.mesh import ExpertSplit, padded_for
+from pat_jax.layout.mesh import padded_for
 from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import PADDING, ModelConfig
@@ -105,8 +105,7 @@ def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: Mo
 
 def _layout(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Layout:
     """Returns the layout with the least TP, with kernels that work on these devices."""
-    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    least = least_tp(devices, model, experts, config.fsdp_size)
+    least = least_tp(devices, model, fsdp_size=config.fsdp_size)
     page_size, dtype = config.rollout.page_size, DTYPES[config.compute_dtype]
     return with_usable_kernels(least, model, page_size=page_size, dtype=dtype)
 

@@ -12,7 +12,7 @@ from pat_jax.common.hosts.owners import owners
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
-from pat_jax.layout.layout import Layout, expert_ways, layout_chain
+from pat_jax.layout.layout import Layout, expert_ways, layout_chain, least_tp
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -44,8 +44,8 @@ class PlacedLayouts:
             own, _ = chain_of(config, model, places["policy"], kernels)
         policy = reference = next(iter(own.values()))
         if places.differ("reference", "policy"):
-            of_reference, _ = chain_of(config, model, places["reference"], kernels)
-            reference = next(iter(of_reference.values()))
+            least = least_tp(places["reference"], model, fsdp_size=config.fsdp_size)
+            reference = replace(least, kernels=policy.kernels)
         if places.is_split:
             sent = _spread(config, model, places, chain)
         else:

@@ -18,7 +18,7 @@ from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
-from pat_jax.training.build import DTYPES, micro_shapes, teacher_predictor
+from pat_jax.training.build import DTYPES, micro_shapes, predictor_of
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import TEACHER, Roles
 from pat_jax.training.trainable_params import TrainableParams
@@ -49,7 +49,7 @@ def build_teacher(
         shape = replace(shape, vocab_multiple=policy.config.padded_vocab_size)
     own, dtype = Policy.from_config(shape), DTYPES[config.compute_dtype]
     where = _layout(config, shape, layout, devices)
-    predictor = teacher_predictor(config, own, where)
+    predictor = predictor_of(config, TEACHER, own, where)
     held = TrainableParams(own, where, weight_dtype=dtype)
     shapes = micro_shapes(config, row_shards, layout.platform)
     top_k = _top_k(config, policy.config, shape)
