@@ -32,7 +32,7 @@ class CheckpointFiles:
         """Returns the tensors that are not named: parts of the checkpoint, and all others.
 
         A file that has a named tensor, too, is another version of the checkpoint and no part of it.
-        Of a tensor in two files nothing says which one is a part.
+        If two files have the same tensor, nothing says which one is a part.
         """
         files, (parts, others) = {x.path for x in self.named.values()}, (Tensors(), Tensors())
         for path in sorted(self.directory.glob("*.safetensors")):

@@ -165,8 +165,8 @@ def hf_tensors(policy: Policy) -> Params:
 
 
 def usual_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps names of tensors to those of transformers' classes with a head: without a prefix that all
-    layers share, as wrappers in PyTorch give one, and with that of the classes."""
+    """Maps names of tensors to those of transformers' classes with a head. A prefix that all layers
+    share, such as that of a wrapper in PyTorch, is taken off, and that of the classes put on."""
     names = list(names)
     prefixes = {found[1] for name in names if (found := _LAYER.match(name))}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""
