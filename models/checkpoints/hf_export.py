@@ -17,7 +17,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import on_host
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, to_hf_config
-from pat_jax.models.checkpoints.hf_load import INDEX_FILE, WEIGHTS_FILE
+from pat_jax.models.checkpoints.hf_files import INDEX_FILE, WEIGHTS_FILE
 from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.checkpoints.safetensors_file import write_file
@@ -26,6 +26,7 @@ from pat_jax.models.policy import Params, Policy
 MAX_SHARD_BYTES = 5_000_000_000
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SPECIAL_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 _COPIED_FILES = (
     "generation_config.json",
     "tokenizer.json",
@@ -70,6 +71,7 @@ def export(
     dtype: jnp.dtype,
     tokenizer_dir: str | Path | None = None,
     *,
+    padding: tuple[int, str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes config.json and safetensors in `dtype`; the directory appears once it is complete.
@@ -81,6 +83,7 @@ def export(
     Args:
       tokenizer_dir: the checkpoint or tokenizer directory that the run started from. Its tokenizer
         files and generation_config.json are copied, and special token ids of its config.json kept.
+      padding: the token to name for padding in these files, and its text, empty if it has none.
 
     Raises:
       UserError: see `check_export`.
@@ -93,6 +96,11 @@ def export(
             for name in _COPIED_FILES:
                 if (Path(tokenizer_dir) / name).is_file():
                     shutil.copyfile(Path(tokenizer_dir) / name, partial / name)
+        if padding is not None:
+            fields["pad_token_id"], text = padding
+            for path in (partial / name for name in _SPECIAL_TOKENS if text):
+                named = read_json_object(path) if path.is_file() else {}
+                write_json(path, named | {"pad_token": text})
         write_json(partial / CONFIG_FILE, fields)
         _write_weights(partial, policy, params, np.dtype(dtype), max_shard_bytes)
 

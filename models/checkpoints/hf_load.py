@@ -4,7 +4,7 @@ Every error in a checkpoint is found from config.json and the file headers, befo
 read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,25 @@ from jax.sharding import Sharding
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config
-from pat_jax.models.checkpoints.hf_tensors import EMBEDDING, LM_HEAD, HFTensor, hf_tensors
-from pat_jax.models.checkpoints.json_fields import read_json_object
-from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor, read_header
+from pat_jax.models.checkpoints.hf_families import OF_SEQUENCES, OF_TOKENS
+from pat_jax.models.checkpoints.hf_files import CheckpointFiles, Tensors, find_tensors, told
+from pat_jax.models.checkpoints.hf_tensors import (
+    EMBEDDING,
+    LM_HEAD,
+    SCORE,
+    SCORE_BIAS,
+    HFTensor,
+    hf_tensors,
+)
+from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
 Bounds = tuple[tuple[int, int], ...]  # start and stop of a shard in each dimension
 
 _STACKS = (".experts.gate_up_proj", ".experts.down_proj")
+_COMPLETE = "check that the checkpoint is complete"
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 
 
@@ -123,40 +129,77 @@ class _ShardReader:
 
     def _fill(self, place: np.ndarray, part: StoredTensor, bounds: Bounds) -> None:
         block = self.tensor.to_native(part.view())[tuple(slice(*each) for each in bounds)]
-        place[tuple(slice(length) for length in block.shape)] = block  # behind it is padding
+        with np.errstate(over="ignore"):  # the check tells
+            place[tuple(slice(length) for length in block.shape)] = block  # behind it is padding
+        part.check_finite(place)
 
 
 def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     """Returns where each tensor of the model is stored; UserError for the first error."""
-    stored = _stored_tensors(directory)
-    if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
+    files = find_tensors(directory)
+    stored, config = files.named, policy.config
+    if config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
         stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
-    is_scalar = policy.config.head == "scalar"
-    if is_scalar:
-        stored.pop(LM_HEAD, None)
+    is_scalar = config.head == "scalar"
     begins_anew = is_scalar and read_config(directory).head == "vocab"
     _refuse_stacks(stored)
-    wanted: set[str] = set()
-    for tensor in jax.tree.leaves(hf_tensors(policy)):
-        if begins_anew and tensor.is_scalar_head:
-            continue
-        for name in tensor.names:
-            _check_tensor(directory, stored, name, tensor.stored_shape)
-            wanted.add(name)
-    if policy.config.tie_embeddings and LM_HEAD in stored:
-        _check_tied(stored.pop(LM_HEAD), stored[EMBEDDING])
-    unexpected = sorted(
-        name for name in stored.keys() - wanted if not name.endswith(_ROTARY_BUFFER)
-    )
+    shapes = {
+        name: tensor.stored_shape
+        for tensor in jax.tree.leaves(hf_tensors(policy))
+        if not (begins_anew and tensor.is_scalar_head)
+        for name in tensor.names
+    }
+    if begins_anew or not shapes.keys() <= stored.keys():
+        _add_spare(files, shapes, config)
+    for name, shape in shapes.items():
+        _check_tensor(stored[name], name, shape)
+    if config.tie_embeddings and LM_HEAD in stored and not is_scalar:
+        _check_tied(stored[LM_HEAD], stored[EMBEDDING])
+    may_be_there = {LM_HEAD} if is_scalar or config.tie_embeddings else set[str]()
+    unexpected = sorted(_unused(stored, shapes.keys() | may_be_there))
     if unexpected:
-        experts = policy.config.experts
+        experts = config.experts
         and_experts = f" of {experts.num_experts} experts" if experts else ""
         raise UserError(
             f"{stored[unexpected[0]].path}: tensor '{unexpected[0]}' is one of {len(unexpected)} that "
-            f"{policy.config.architecture} with {policy.config.num_layers} layers{and_experts} does not have, "
+            f"{config.architecture} with {config.num_layers} layers{and_experts} does not have, "
             f"expected only the model's own; check that {CONFIG_FILE} belongs to this checkpoint."
         )
     return stored
+
+
+def _unused(tensors: Tensors, known: Set[str]) -> Tensors:
+    left = tensors.keys() - known
+    return {name: tensors[name] for name in left if not name.endswith(_ROTARY_BUFFER)}
+
+
+def _add_spare(
+    files: CheckpointFiles, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
+) -> None:
+    """Adds the model's tensors that no index names. A scalar head may have another name, if nothing
+    else is left over."""
+    stored, (parts, others) = files.named, files.spare()
+    stored |= {name: x for name, x in parts.items() if name in shapes}
+    left, missing = _unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
+    of_head = {("weight", (1, config.embed_dim)): SCORE, ("bias", (1,)): SCORE_BIAS}
+    kinds = {name: of_head.get((name.rpartition(".")[2], x.shape)) for name, x in left.items()}
+    heads = {head: name for name, head in kinds.items() if head}
+    if missing and heads.keys() == missing and left.keys() - heads.values() <= {LM_HEAD}:
+        stored |= {head: stored.pop(name, left[name]) for head, name in heads.items()}
+    elif SCORE in heads and SCORE not in shapes and config.head == "scalar":
+        raise UserError(
+            f"{files.directory}: there is a scalar head, {told({SCORE: left[heads[SCORE]]})}, which the class in "
+            f"{CONFIG_FILE} has not, expected …{OF_SEQUENCES.suffix} or, with a bias, …{OF_TOKENS.suffix}; "
+            "correct it, or take the head away to begin with zeros."
+        )
+    if lacking := [name for name in shapes if name not in stored]:
+        name, left = lacking[0], left | others
+        hint = " (tie_word_embeddings is false)" if name == LM_HEAD else ""
+        advice = f"name it so if it is one of those left over, {told(left)}" if left else _COMPLETE
+        raise UserError(
+            f"{files.directory / files.stale.get(name, '')}: tensor '{name}' is in none of the safetensors "
+            f"files, expected it with shape {list(shapes[name])} by {CONFIG_FILE}{hint}; {advice}."
+        )
 
 
 def _refuse_stacks(stored: Mapping[str, StoredTensor]) -> None:
@@ -169,16 +212,7 @@ def _refuse_stacks(stored: Mapping[str, StoredTensor]) -> None:
             )
 
 
-def _check_tensor(
-    directory: Path, stored: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]
-) -> None:
-    if name not in stored:
-        hint = " (tie_word_embeddings is false)" if name == LM_HEAD else ""
-        raise UserError(
-            f"{directory}: tensor '{name}' is in none of the safetensors files, expected it with shape "
-            f"{list(shape)} by {CONFIG_FILE}{hint}; check that the checkpoint is complete."
-        )
-    found = stored[name]
+def _check_tensor(found: StoredTensor, name: str, shape: tuple[int, ...]) -> None:
     if found.shape != shape:
         raise UserError(
             f"{found.path}: tensor '{name}' has shape {list(found.shape)}, expected "
@@ -201,49 +235,3 @@ def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
             f"{head.path}: tensor '{LM_HEAD}' differs from '{EMBEDDING}', expected the same numbers because "
             f"tie_word_embeddings is true in {CONFIG_FILE}; set it to false to keep both."
         )
-
-
-def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Returns every tensor of the directory by name, from one file or from those of the index."""
-    if (directory / WEIGHTS_FILE).is_file():
-        return read_header(directory / WEIGHTS_FILE)
-    index_path = directory / INDEX_FILE
-    if not index_path.is_file():
-        raise UserError(
-            f"{directory}: there is neither {WEIGHTS_FILE} nor {INDEX_FILE}, expected one of them; "
-            f"convert other formats with transformers' save_pretrained."
-        )
-    weight_map = _weight_map(index_path)
-    headers = {name: _shard_header(index_path, name) for name in sorted(set(weight_map.values()))}
-    for tensor, file_name in weight_map.items():
-        if tensor not in headers[file_name]:
-            raise UserError(
-                f"{directory / file_name}: tensor '{tensor}' is missing, expected here by {INDEX_FILE}; "
-                f"download the file again."
-            )
-    return {tensor: headers[file_name][tensor] for tensor, file_name in weight_map.items()}
-
-
-def _weight_map(index_path: Path) -> dict[str, str]:
-    weight_map = read_json_object(index_path).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        _is_file_name(name) for name in weight_map.values()
-    ):
-        raise UserError(
-            f"{index_path}: field 'weight_map' is missing or damaged, expected an object from tensor names to "
-            f"names of files beside it; download the file again."
-        )
-    return weight_map
-
-
-def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and value == Path(value).name != ""
-
-
-def _shard_header(index_path: Path, name: str) -> dict[str, StoredTensor]:
-    path = index_path.parent / name
-    if not path.is_file():
-        raise UserError(
-            f"{path}: the file is missing, expected by {index_path.name}; download it too."
-        )
-    return read_header(path)

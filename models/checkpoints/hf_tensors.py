@@ -7,7 +7,8 @@ are one parameter here, and one tensor per expert in a checkpoint ("there" below
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -27,6 +28,9 @@ class _Form(Enum):
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 SCALAR_HEAD = SCORE, SCORE_BIAS = "score.weight", "score.bias"
+
+_LAYER = re.compile(r"(.*?)(?:model\.)?layers\.\d+\.")
+_OF_BARE_MODEL = re.compile(r"^(?=(?:layers|embed_tokens|norm)\.)")
 
 _MODEL_TENSORS: dict[str, tuple[str, _Form]] = {
     "embedding": (EMBEDDING, _Form.INPUT),
@@ -158,6 +162,16 @@ def hf_tensors(policy: Policy) -> Params:
         policy.abstract_params,
         is_leaf=lambda node: isinstance(node, tuple),
     )
+
+
+def usual_names(names: Iterable[str]) -> dict[str, str]:
+    """Maps names of tensors to those of transformers' classes with a head. A prefix that all layers
+    share, such as that of a wrapper in PyTorch, is taken off, and that of the classes put on."""
+    names = list(names)
+    prefixes = {found[1] for name in names if (found := _LAYER.match(name))}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    usual = {x: _OF_BARE_MODEL.sub("model.", x.removeprefix(prefix)) for x in names}
+    return usual if len(set(usual.values())) == len(names) else {name: name for name in names}
 
 
 def num_parameters(policy: Policy) -> int:

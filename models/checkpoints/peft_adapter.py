@@ -14,6 +14,7 @@ import numpy as np
 from pat_jax.common.errors import UserError, shown
 from pat_jax.models.adapted_modules import is_of_experts, linear_modules
 from pat_jax.models.checkpoints.hf_export import appearing_at_once, check_export, write_json
+from pat_jax.models.checkpoints.hf_tensors import usual_names
 from pat_jax.models.checkpoints.peft_config import (
     ADAPTER_CONFIG,
     GATE_UP,
@@ -49,9 +50,8 @@ from pat_jax.models.lora import Adapter, Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
-_NAMED = re.compile(
-    r"(\.lora_[AB])\.default\.weight$"
-)  # with the adapter's name, as in PEFT's memory
+# With the adapter's name, as in PEFT's memory.
+_NAMED = re.compile(r"(?:\.modules_to_save)?\.default(?=\.(?:weight|bias)$)")
 
 # Fields that we write because older versions of PEFT need them.
 _PLAIN: Mapping[str, object] = {
@@ -145,11 +145,7 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
     def read(name: str) -> np.ndarray:
         array = np.array(stored[name].view(), dtype=np.float32)
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"{stored[name].path}: tensor {name!r} has numbers that are not finite, expected those of a "
-                "trained adapter; save it again from before its training diverged."
-            )
+        stored[name].check_finite(array)
         return array
 
     def padded(like: jax.Array, array: np.ndarray) -> np.ndarray:
@@ -175,7 +171,8 @@ def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Sha
 
 
 def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
-    """Returns the tensors by name, without the adapter's name, which most files leave out."""
+    """Returns the tensors by name, without the adapter's name, which most files leave out, and with
+    PEFT's prefix, which some leave out."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
         raise UserError(
@@ -183,17 +180,23 @@ def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
             "adapter with safe_serialization=True."
         )
     header = read_header(path)
-    stored = {_NAMED.sub(r"\1.weight", name): tensor for name, tensor in header.items()}
+    usual = usual_names(name.removeprefix(PREFIX) for name in header)
+    names = {name: PREFIX + _NAMED.sub("", usual[name.removeprefix(PREFIX)]) for name in header}
+    stored = {names[name]: tensor for name, tensor in header.items()}
     if not stored or len(stored) < len(header):
-        what = "no tensor" if not stored else "the same tensors with and without '.default'"
+        what = (
+            "no tensor"
+            if not stored
+            else f"the same tensors with and without '.default' or '{PREFIX}'"
+        )
         raise UserError(
             f"{path}: the file holds {what}, expected {A[1:]} and {B[1:]} of each layer; save the "
             "adapter again."
         )
     whole = HEAD if policy.config.head == "scalar" else ()
-    for name in stored:
-        if name not in whole and not (name.startswith(PREFIX) and name.endswith((A, B))):
-            raise _not_implemented(path, name)
+    for name, tensor in stored.items():
+        if name not in whole and not name.endswith((A, B)):
+            raise _not_implemented(path, tensor.name)
     return stored
 
 

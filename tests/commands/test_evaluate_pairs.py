@@ -1,6 +1,7 @@
 """A reward model on preference pairs, by RewardBench's columns: its numbers, and bad input."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from evaluations import evaluate_here
 from plain_model import outputs
 from runs import QWEN3, write_checkpoint
+from safetensors.numpy import load_file, save_file
 
 from pat_jax.commands import evaluate_pairs
 from pat_jax.common.errors import UserError
@@ -100,6 +102,21 @@ def test_what_cannot_be_evaluated(folder: Path, options: dict, words: str, tmp_p
         patch.setattr(evaluate_pairs, "configure", lambda count: jax.devices()[:count])
         evaluate_pairs.evaluate_pairs(config)
     assert words in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_not_finite_give_no_accuracy(
+    folder: Path, tmp_path: Path, monkeypatch, capsys
+):
+    judge = Path(shutil.copytree(folder / "judge", tmp_path / "judge"))
+    tensors = load_file(judge / "model.safetensors")
+    tensors["score.weight"][0, 0] = np.nan
+    save_file(tensors, judge / "model.safetensors")
+    monkeypatch.setattr(evaluate_pairs, "configure", lambda count: jax.devices()[:count])
+    words = ["--reward_model", str(judge), "--devices", "1", "--data", str(folder / "more.jsonl")]
+    with pytest.raises(SystemExit):
+        evaluate_here(monkeypatch, tmp_path, *words, small=False)
+    printed, told = capsys.readouterr()
+    assert "accuracy" not in printed and f"{judge}/model.safetensors: tensor 'score.weight'" in told
 
 
 def test_a_policy_and_a_reward_model_are_not_evaluated_at_once():

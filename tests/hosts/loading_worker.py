@@ -21,7 +21,8 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_export import attend, export
-from pat_jax.models.checkpoints.hf_load import WEIGHTS_FILE, check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_files import WEIGHTS_FILE
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
 from pat_jax.models.policy import Policy
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from several import ends, start_all
 
 from pat_jax.models.checkpoints.hf_export import export
-from pat_jax.models.checkpoints.hf_load import WEIGHTS_FILE
+from pat_jax.models.checkpoints.hf_files import WEIGHTS_FILE
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 

@@ -383,7 +383,7 @@ def test_an_index_is_refused(checkpoint):
     sound, tensors = index.read_text(), load_file(second)
     name = sorted(tensors)[0]
     save_file({key: value for key, value in tensors.items() if key != name}, second)
-    assert refusal(checkpoint).startswith(f"/{second.name}: tensor '{name}' is missing")
+    assert refusal(checkpoint).startswith(f"/{second.name}: tensor '{name}' is in none")
     second.unlink()
     assert refusal(checkpoint).startswith(
         f"/{second.name}: the file is missing, expected by {INDEX}"

@@ -336,6 +336,34 @@ def test_the_name_that_peft_gives_an_adapter_in_memory_may_stand_in_its_tensors(
     assert_same_bits(load_adapter(adapter, LORA), LORA.init(3))
 
 
+@pytest.mark.parametrize(
+    "prefix", ["model.", "", "base_model.model.", "module.base_model.model.model."]
+)
+def test_the_prefix_of_peft_may_be_left_out_or_stand_behind_another(adapter: Path, prefix: str):
+    tensors = stored(adapter)
+    restore(adapter, {x.replace("base_model.model.model.", prefix): tensors[x] for x in tensors})
+    assert read_adapter(adapter, POLICY) == LORA
+    assert_same_bits(load_adapter(adapter, LORA), LORA.init(3))
+
+
+@pytest.mark.parametrize("head_bias", [False, True])
+@pytest.mark.parametrize(
+    "head", ["score.", "base_model.model.score.", "base_model.model.score.modules_to_save.default."]
+)
+def test_so_may_a_head_that_is_saved_as_a_whole(tmp_path: Path, head: str, head_bias: bool):
+    policy = Policy.from_config(replace(TINY, head="scalar", head_bias=head_bias))
+    lora = Lora.of(policy, rank=4, alpha=8.0, targets=["q_proj"])
+    export_adapter(tmp_path / "adapter", lora, numbered(lora), tmp_path / "base")
+    tensors = stored(tmp_path / "adapter")
+    prefix = "base_model.model." if head.startswith("base") else ""
+    names = {x: x.replace("base_model.model.score.", head) for x in tensors}
+    renamed = {y.replace("base_model.model.model.", f"{prefix}model."): x for x, y in names.items()}
+    assert renamed.keys() != tensors.keys() or head == "base_model.model.score."
+    restore(tmp_path / "adapter", {name: tensors[x] for name, x in renamed.items()})
+    assert read_adapter(tmp_path / "adapter", policy) == lora
+    assert_same_bits(load_adapter(tmp_path / "adapter", lora), numbered(lora))
+
+
 def no_tensors(tensors: dict[str, np.ndarray]) -> None:
     tensors.clear()
 
@@ -376,7 +404,11 @@ def renamed(part: str, other: str) -> Callable[[dict[str, np.ndarray]], None]:
         (more(f"base_model.model.{QUERY_0}.lora_A.default.weight"), "with and without '.default'"),
         (more(f"base_model.model.{QUERY_0.replace('q_', 'k_')}.lora_A.weight"), "has tensors of"),
         (renamed(".weight", ".mine.weight"), "lora_A.mine.weight"),
-        (renamed("base_model.model.", ""), "tensor 'model.layers.0."),
+        (
+            more("base_model.model.v_head.summary.weight"),
+            "'base_model.model.v_head.summary.weight'",
+        ),
+        (more(f"{QUERY_0}.lora_A.weight"), "with and without '.default' or 'base_model.model.'"),
         (fewer("layers.1."), "'target_modules'"),
         (fewer("layers.1.self_attn.o_proj.lora_B"), "o_proj.lora_B.weight' is missing"),
     ],

@@ -89,7 +89,7 @@ def _export_critic(
 ) -> None:
     policy, whole = with_head_bias(trained.policy, trained.whole(trained.frozen, params))
     directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
-    write = partial(_write_merged, config, policy, whole, tokenizer_dir)
+    write = partial(_write_merged, config, policy, whole, tokenizer_dir, None)
     _export("the critic", directory, note, step, write, trained.layout.devices)
 
 
@@ -99,12 +99,14 @@ def export_policy(
     params: Leaves,
     step: int,
     tokenizer_dir: str | Path | None = None,
+    padding: tuple[int, str] | None = None,
 ) -> None:
     """Writes the policy of `step`, whose trained parameters are `params`. An earlier export of this
     run is renamed and stays beside it.
 
     Args:
       tokenizer_dir: the directory of the tokenizer; None: the model's directory, if it has one.
+      padding: see `export`; an adapter's directory does not say it.
 
     Raises:
       UserError: the policy cannot be written, such as on a full disk.
@@ -114,7 +116,7 @@ def export_policy(
         write = partial(_write_adapter, config, trained, params)
     else:
         whole = trained.whole(trained.frozen, params)
-        write = partial(_write_merged, config, trained.policy, whole, tokenizer_dir)
+        write = partial(_write_merged, config, trained.policy, whole, tokenizer_dir, padding)
     _export("the policy", directory, note, step, write, trained.layout.devices)
 
 
@@ -156,6 +158,7 @@ def _write_merged(
     policy: Policy,
     params: Params,
     tokenizer_dir: str | Path | None,
+    padding: tuple[int, str] | None,
     directory: Path,
     is_writer: bool,
 ) -> None:
@@ -165,7 +168,7 @@ def _write_merged(
         return
     if tokenizer_dir is None and is_checkpoint(config.model):
         tokenizer_dir = local_checkpoint(config.model, weights=False)
-    export(directory, policy, params, dtype, tokenizer_dir=tokenizer_dir)
+    export(directory, policy, params, dtype, tokenizer_dir=tokenizer_dir, padding=padding)
 
 
 def _write_adapter(

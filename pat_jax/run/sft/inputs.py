@@ -80,10 +80,14 @@ def load_tokenizer(name: str, options: ChatOptions, model: ModelConfig) -> Huggi
     return tokenizer
 
 
-def pad_id_of(directory: Path) -> int | None:
-    """Returns `pad_token_id` of the directory's config.json, which an export keeps."""
-    path = directory / CONFIG_FILE
-    return read_json_object(path).get("pad_token_id") if path.is_file() else None
+def padding_of(tokenizer: HuggingFaceTokenizer) -> tuple[int, str]:
+    """Returns the token that pads the texts of a trained reward model, and its text, if it is a
+    special one: that of config.json, else the tokenizer's, else the end-of-sequence token, as in
+    TRL. The score is read at the last token that is another one."""
+    path, texts = tokenizer.directory / CONFIG_FILE, tokenizer.special.texts
+    named = read_json_object(path).get("pad_token_id") if path.is_file() else None
+    pad_id = named if isinstance(named, int) and named in texts else tokenizer.pad_id
+    return pad_id, texts.get(pad_id, "")
 
 
 def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:

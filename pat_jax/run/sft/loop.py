@@ -12,6 +12,7 @@ from pat_jax.common.devices import configure
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
@@ -20,7 +21,7 @@ from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_policy
-from pat_jax.run.sft.inputs import tokenizer_dir
+from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
@@ -173,6 +174,8 @@ class SftRun:
         self.open.close()
         if config.checkpoint.export_dir:
             tokenizer = tokenizer_dir(config.model, self.setup.policy.config)
-            done = max(steps, first)
-            export_policy(config, self.trainer.trained, self.state.params, done, tokenizer)
+            is_scored, done = self.lessons.HEAD == "scalar", max(steps, first)
+            padding = padding_of(HuggingFaceTokenizer(tokenizer)) if is_scored else None
+            made = self.trainer.trained, self.state.params
+            export_policy(config, *made, done, tokenizer, padding)
         self.open.tell_end(self.compile_s)

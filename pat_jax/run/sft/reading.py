@@ -17,7 +17,7 @@ from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns
 from pat_jax.rl.data.pairs import PairReader
 from pat_jax.rl.data.text_rows import TextRows
-from pat_jax.run.sft.inputs import find_data, load_tokenizer, pad_id_of
+from pat_jax.run.sft.inputs import find_data, load_tokenizer, padding_of
 from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
 
 Each_co = TypeVar("Each_co", bound=Example | Pair, covariant=True)
@@ -74,7 +74,7 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
     data = config.data
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
     tokenizer = load_tokenizer(config.model, data, model)
-    pad_id = pad_id_of(tokenizer.directory)
+    pad_id, _ = padding_of(tokenizer)
     reader = PairReader(tokenizer, config.max_length, True, columns, pad_id, _LIMIT)
     train, heldout, note = _read(config, data.files, reader).parts(config)
     has_margin = any(pair.margin for pair in (*train, *heldout))

@@ -1,0 +1,227 @@
+"""Tensors that no index names, names of other trainers, and numbers that no trained model has."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import assert_same_bits
+from safetensors.numpy import load_file, save_file
+
+from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import preset
+
+Arrays = dict[str, np.ndarray]
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CAUSAL = preset("tiny", vocab_size=128)
+JUDGE = replace(CAUSAL, head="scalar")
+CRITIC = replace(JUDGE, head_bias=True)
+MOE = replace(preset("tiny-moe"), vocab_size=128)
+SCORE, BIAS = "score.weight", "score.bias"
+
+
+def saved(folder: Path, config=JUDGE) -> tuple[Policy, Arrays]:
+    policy, rng = Policy.from_config(config), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), policy.abstract_params
+    )
+    export(folder, policy, params, jnp.float32)
+    return policy, load_file(folder / WEIGHTS)
+
+
+def loaded(folder: Path, policy: Policy):
+    check_checkpoint(folder, policy.config.head)
+    return load_params(folder, policy, None, jnp.dtype(jnp.float32))
+
+
+def refusal(folder: Path, head=None) -> str:
+    with pytest.raises(UserError) as caught:
+        check_checkpoint(folder, head)
+    words = str(caught.value).removeprefix(str(folder))
+    assert words.endswith(".") and ". " not in words and "\n" not in words, "not one sentence"
+    return words
+
+
+def beside(folder: Path, name: str, tensors: Arrays) -> None:
+    save_file(tensors, folder / name)
+
+
+@pytest.mark.parametrize("config", [JUDGE, CRITIC], ids=["sequence", "token"])
+@pytest.mark.parametrize("where", [WEIGHTS, "value_head.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["value_head", "v_head.summary", "classifier", "reward_head", "lm_head", "model.score"]
+)
+def test_a_head_is_read_under_another_name(tmp_path: Path, name: str, where: str, config):
+    policy, tensors = saved(tmp_path / "rm", config)
+    expected = loaded(tmp_path / "rm", policy)
+    head = {key: tensors.pop(key) for key in (SCORE, BIAS) if key in tensors}
+    beside(tmp_path / "rm", WEIGHTS, tensors)
+    renamed = {key.replace("score", name): x for key, x in head.items()}
+    beside(tmp_path / "rm", where, renamed | (tensors if where == WEIGHTS else {}))
+    assert_same_bits(loaded(tmp_path / "rm", policy), expected)
+
+
+def test_a_head_over_the_vocabulary_beside_it_does_not_matter(tmp_path: Path):
+    policy, tensors = saved(tmp_path / "rm")
+    expected = loaded(tmp_path / "rm", policy)
+    renamed = {"v_head.summary.weight": tensors.pop(SCORE), "lm_head.weight": np.ones((128, 32))}
+    beside(tmp_path / "rm", WEIGHTS, tensors | renamed)
+    assert_same_bits(loaded(tmp_path / "rm", policy), expected)
+
+
+HEAD, LAYER = np.ones((1, 32), np.float32), np.ones((32, 32), np.float32)
+NOT_PLAIN: list[tuple[str, dict[str, Arrays], list[str]]] = [
+    ("of two layers", {"v.safetensors": {"v.0.weight": LAYER, "v.2.weight": HEAD}}, ["v.0.weight"]),
+    ("with a bias", {"v.safetensors": {"v.weight": HEAD, "v.bias": HEAD[0, :1]}}, ["v.bias"]),
+    ("of two", {"a.safetensors": {"v.weight": HEAD}, "b.safetensors": {"v.weight": HEAD}}, ["v.w"]),
+    ("two", {"a.safetensors": {"v.weight": HEAD, "w.weight": HEAD}}, ["v.weight", "w.weight"]),
+    ("of another version", {"b.safetensors": {"model.norm.weight": HEAD[0], SCORE: HEAD}}, ["b.s"]),
+    ("of another shape", {"a.safetensors": {"v.weight": LAYER}}, ["v.weight", "[32, 32]", "a.s"]),
+]
+
+
+@pytest.mark.parametrize("files, names", [x[1:] for x in NOT_PLAIN], ids=[x[0] for x in NOT_PLAIN])
+def test_what_may_be_another_head_is_named(tmp_path: Path, files, names):
+    _, tensors = saved(tmp_path / "rm")
+    del tensors[SCORE]
+    beside(tmp_path / "rm", WEIGHTS, tensors)
+    for name, content in files.items():
+        beside(tmp_path / "rm", name, content)
+    message = refusal(tmp_path / "rm")
+    assert message.startswith(f": tensor '{SCORE}' is in none") and all(x in message for x in names)
+
+
+@pytest.mark.parametrize("where", [WEIGHTS, "value_head.safetensors"])
+def test_a_critic_does_not_begin_with_zeros_where_there_is_a_head(tmp_path: Path, where: str):
+    policy, tensors = saved(tmp_path / "policy", CAUSAL)
+    head = {"v_head.summary.weight": HEAD, "v_head.summary.bias": HEAD[0, :1]}
+    beside(tmp_path / "policy", where, head | (tensors if where == WEIGHTS else {}))
+    message = refusal(tmp_path / "policy", "scalar")
+    assert "'v_head.summary.weight'" in message and where in message
+    if where != WEIGHTS:
+        loaded(tmp_path / "policy", policy)  # to generate, it is not needed
+
+
+WRAPPERS: list[Callable[[str], str]] = [
+    lambda name: f"module.{name}",
+    lambda name: f"_orig_mod.{name}",
+    lambda name: f"base_model.model.{name}",
+    lambda name: f"model.{name}",
+    lambda name: name.removeprefix("model."),
+    lambda name: name.replace("model.", "model._orig_mod."),
+]
+
+
+@pytest.mark.parametrize("config", [CAUSAL, JUDGE, MOE], ids=["policy", "rm", "experts"])
+@pytest.mark.parametrize("number", range(len(WRAPPERS)))
+def test_a_prefix_of_all_names_does_not_matter(tmp_path: Path, number: int, config):
+    policy, tensors = saved(tmp_path / "model", config)
+    expected = loaded(tmp_path / "model", policy)
+    beside(tmp_path / "model", WEIGHTS, {WRAPPERS[number](x): y for x, y in tensors.items()})
+    assert_same_bits(loaded(tmp_path / "model", policy), expected)
+
+
+def shard(folder: Path, tensors: Arrays, **changes: str | None) -> list[str]:
+    """Two files and an index, whose entries `changes` replaces or, by None, leaves out."""
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    files = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    places = {name: files[i >= len(names) // 2] for i, name in enumerate(names)}
+    for file in files:
+        beside(folder, file, {name: tensors[name] for name in names if places[name] == file})
+    told = {name: file for name, file in (places | changes).items() if file}
+    (folder / INDEX).write_text(json.dumps({"weight_map": told}))
+    return files
+
+
+NORM, SECOND = "model.norm.weight", "model-00001-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {NORM: None},
+        {NORM: SECOND},
+        {"lm_head.weight": SECOND, "model.layers.0.self_attn.rotary_emb.inv_freq": SECOND},
+        "the second file",
+    ],
+    ids=["no entry", "the other file", "what is not there", "no file"],
+)
+def test_an_index_may_lag_behind_its_files(tmp_path: Path, changes):
+    policy, tensors = saved(tmp_path / "model", replace(CAUSAL, tie_embeddings=True))
+    expected = loaded(tmp_path / "model", policy)
+    if isinstance(changes, str):
+        changes = dict.fromkeys(sorted(tensors)[len(tensors) // 2 :])
+    shard(tmp_path / "model", tensors, **changes)
+    assert_same_bits(loaded(tmp_path / "model", policy), expected)
+
+
+@pytest.mark.parametrize(
+    "names", [["pytorch_model.bin"], ["model-00001-of-00001.safetensors"], ["a.gguf", "b.pth"]]
+)
+def test_files_that_are_not_read_are_named(tmp_path: Path, names: list[str]):
+    saved(tmp_path / "model")
+    (tmp_path / "model" / WEIGHTS).rename(tmp_path / "model" / names[0])
+    for name in names[1:]:
+        (tmp_path / "model" / name).touch()
+    message = refusal(tmp_path / "model")
+    assert all(name in message for name in [WEIGHTS, INDEX, *names])
+
+
+TYPES = {"bfloat16": jnp.bfloat16, "float16": np.float16, "float32": np.float32, "float64": float}
+OF_MODELS = [
+    (replace(CAUSAL, tie_embeddings=False), "lm_head.weight"),
+    (JUDGE, SCORE),
+    (CRITIC, BIAS),
+    (MOE, "model.layers.0.mlp.gate.weight"),
+    (MOE, "model.layers.2.mlp.experts.5.up_proj.weight"),
+]
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("config, name", OF_MODELS, ids=[name for _, name in OF_MODELS])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, config, name: str, number: float):
+    policy, tensors = saved(tmp_path / "model", config)
+    for kind, weights in zip(TYPES.values(), ("auto", "auto", "auto", "int8"), strict=True):
+        stored = {key: x.astype(kind) for key, x in tensors.items()}
+        stored[name].flat[-1] = number
+        beside(tmp_path / "model", WEIGHTS, stored)
+        for dtype in (jnp.float32, jnp.bfloat16):
+            with pytest.raises(UserError) as caught:
+                kept = policy.with_weights(weights)
+                load_params(tmp_path / "model", kept, None, jnp.dtype(dtype))
+            assert f"{WEIGHTS}: tensor '{name}'" in str(caught.value)
+
+
+def test_numbers_beyond_the_type_that_is_computed_in_are_refused(tmp_path: Path, recwarn):
+    policy, tensors = saved(tmp_path / "model")
+    stored = {key: x.astype(np.float64) for key, x in tensors.items()}
+    stored[SCORE][0, 3] = 1e300
+    beside(tmp_path / "model", WEIGHTS, stored)
+    with pytest.raises(UserError, match=f"'{SCORE}' .* not finite as float32"):
+        load_params(tmp_path / "model", policy, None, jnp.dtype(jnp.float32))
+    assert not recwarn.list
+
+
+def test_the_largest_and_smallest_numbers_pass(tmp_path: Path):
+    policy, tensors = saved(tmp_path / "model")
+    few = np.finfo(np.float32)
+    tensors[SCORE][0, :6] = [few.max, few.min, few.smallest_subnormal, -few.tiny, -0.0, 0.0]
+    beside(tmp_path / "model", WEIGHTS, tensors)
+    found = loaded(tmp_path / "model", policy)["score"][...]
+    np.testing.assert_array_equal(found, tensors[SCORE])
+
+
+def test_the_file_among_several_is_named(tmp_path: Path):
+    policy, tensors = saved(tmp_path / "model")
+    tensors[SCORE][0, 0] = np.nan
+    second = shard(tmp_path / "model", tensors)[1]
+    with pytest.raises(UserError, match=f"{second}: tensor '{SCORE}' has numbers"):
+        load_params(tmp_path / "model", policy, None, jnp.dtype(jnp.float32))
