@@ -104,7 +104,9 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
         lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
         context = lengths[len(lengths) // 2]
         yield of_experts(
-            lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
+            lambda split, n: machine.truth.decode_step(
+                split, -(-n // split.dp), context, running=n
+            ),
             machine.splits,
             running_counts(sequences),
         )

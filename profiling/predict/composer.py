@@ -259,4 +259,16 @@ class Composer(LayerTimes):
             reads=self.reads,
             verify_table=verify,
             drafts_from=drafts.come_from(draft_model and draft_model.model),
+            routed=self._routed(buckets),
         )
+
+    def _routed(self, buckets: Buckets) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+        """Seconds of all layers' experts by tokens of all replicas, see `LatencyModel.routed`."""
+        sparse = self.kinds().get(True, 0) / 1e3
+        most = max(split.dp * rows[-1] for split, rows in buckets.rows.items())
+        tokens = np.unique(np.geomspace(1, max(2, most), 64).round())
+        return {
+            split: (tokens, sparse * np.array([self.experts_ms(n / split.dp, split) for n in tokens]))
+            for split in buckets.rows
+            if sparse
+        }

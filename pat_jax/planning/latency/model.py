@@ -64,6 +64,9 @@ class LatencyModel:
     # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
+    # Ascending tokens of all replicas, and the seconds that a step's experts take for them; empty:
+    # their time does not depend on rows without a sequence, or is not known.
+    routed: Mapping[Split, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     # From the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
 
@@ -94,7 +97,12 @@ class LatencyModel:
         for (*at, num_draft_tokens), seconds in self.verify_table.items():
             tables[num_draft_tokens][tuple(at)] = seconds
         return {
-            num_draft_tokens: replace(self, decode_table=table, verify_table={})
+            num_draft_tokens: replace(
+                self,
+                decode_table=table,
+                verify_table={},
+                routed={a: (n / (1 + num_draft_tokens), s) for a, (n, s) in self.routed.items()},
+            )
             for num_draft_tokens, table in tables.items()
         }
 
@@ -113,7 +121,14 @@ class LatencyModel:
             return self
         return replace(self, verify_table={}, drafts_from=source)
 
-    def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
+    def decode_step(
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        held: float | None = None,
+        running: float = math.inf,
+    ) -> float:
         """Seconds of a decode step: `rows` in the fullest replica, contexts up to `length`.
 
         Rows between two buckets run in the larger one and cost what it costs. So do lengths, if
@@ -123,18 +138,35 @@ class LatencyModel:
         Args:
           held: tokens in the caches of the replica that holds most; by default `length` in each
             row.
+          running: sequences of all replicas; other rows go to no expert. By default all rows.
         """
-        return self.profiled_step(split, rows, length, held) * self.correction.factor(split)
+        profiled = self.profiled_step(split, rows, length, held, running)
+        return profiled * self.correction.factor(split)
 
     def profiled_step(
-        self, split: Split, rows: int, length: int, held: float | None = None
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        held: float | None = None,
+        running: float = math.inf,
     ) -> float:
         """As `decode_step`, by the profile alone: without the correction."""
         surface = self.decode[split]
         bucket, covered = surface.cover(rows, length)
+        spared = float(self.spared(split, bucket, running))
         if self.reads == "bucket":
-            return surface(bucket, covered)
-        return surface.reading(bucket, length, rows * length if held is None else held)
+            return surface(bucket, covered) - spared
+        held = rows * length if held is None else held
+        return surface.reading(bucket, length, held) - spared
+
+    def spared(self, split: Split, rows: Numbers, running: Numbers) -> Numbers:
+        """Seconds that experts spare in a step with `rows` in each replica if only `running` rows
+        of all replicas have sequences."""
+        if split not in self.routed:
+            return 0.0 * rows
+        all_rows, known = split.dp * rows, self.routed[split]
+        return np.interp(all_rows, *known) - np.interp(np.minimum(running, all_rows), *known)
 
     def tokens_read(self, burst: BurstResult) -> float:
         """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""
@@ -248,7 +280,7 @@ class LatencyModel:
         """Returns the model corrected by a burst's measured step time, which may differ from the
         profile by heat, other processes or the host."""
         profiled = self.verifying(burst.num_draft_tokens).profiled_step(
-            burst.split, burst.rows, burst.length, burst.held
+            burst.split, burst.rows, burst.length, burst.held, burst.running
         )
         seen = self.correction.observed(burst.split, burst.running, profiled, burst.step_s)
         model = replace(self, correction=seen)
