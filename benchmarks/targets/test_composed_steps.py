@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks.targets.composed_steps import (
     BATCHES,
+    OURS,
     TPU_CONTEXT,
     crossover,
     fp8_steps,
@@ -39,9 +40,8 @@ def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured()
     assert yaml.safe_load(RANGES.read_text()) == ranges(content)
     # And of steps as they are composed today.
     for row in content["steps"]:
-        composer = Composer(
-            kernels_for(Target.parse(f"{row['chip']}:{row['tp']}")), preset(row["model"])
-        )
+        target, is_own = Target.parse(f"{row['chip']}:{row['tp']}"), row["source"] == OURS
+        composer = Composer(kernels_for(target, is_own=is_own), preset(row["model"]))
         composed = composer.decode_step(Split(1, row["tp"]), row["batch"], row["context"])
         assert row["coefficients_ms"] == pytest.approx(1e3 * composed)
     for name, steps in (("fp8_steps", fp8_steps()), ("tpu_steps", tpu_steps())):

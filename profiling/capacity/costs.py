@@ -89,6 +89,8 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
         yield (
             f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a replica "
             "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."
+            if not composer.kernels.own
+            else "Attention is this engine's as it ran on one H200, and no time passes between kernels."
         )
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."

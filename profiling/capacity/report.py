@@ -112,8 +112,8 @@ class StepTimes:
         """How far the predictions can be relied on, in a sentence."""
         if self.range is None:
             return (
-                "No step of such a machine and such weights has been measured beside its prediction: "
-                "not verified."
+                "Too few steps of such a machine and such weights have been measured beside their "
+                "predictions: not verified."
             )
         if not self.range.rows:
             return f"Measured steps took {self.margin} of what such a profile predicts."

@@ -77,7 +77,9 @@ class Attention:
 class KernelTables(ModelledKernels):
     """Measured kernels of one kind of GPU; kernels without a table are modelled."""
 
-    def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
+    def __init__(
+        self, data: Path, target: Target, sums: Sums = "one-shot", *, is_own: bool = True
+    ):
         """Reads the tables of `target`'s chip in `data`.
 
         Args:
@@ -87,7 +89,7 @@ class KernelTables(ModelledKernels):
           NoData: the folder is missing.
           UserError: there are no measurements of that chip.
         """
-        super().__init__(target, sums=sums)
+        super().__init__(target, sums=sums, is_own=is_own)
         if target.chip.name not in MEASURED:
             raise UserError(
                 f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
@@ -139,7 +141,7 @@ class KernelTables(ModelledKernels):
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """Milliseconds of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
-        if kv_heads not in table.kv_heads:
+        if self.own or kv_heads not in table.kv_heads:
             return super().decode_attention(rows, length, heads, kv_heads)
         return table.ms(kv_heads, heads, rows, length - 1)  # "step" counts the tokens before it
 

@@ -28,6 +28,7 @@ class StepRange:
     own: int = 0  # of them, of this engine
 
 
+FEWEST = 10  # measured steps; a range of fewer says nothing
 OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
 
 
@@ -37,8 +38,8 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """The range of steps on a chip; None if no step was measured on this kind of chip, or on its
-    platform with such weights.
+    """The range of steps on a chip; None if fewer than `FEWEST` steps were measured on this kind of
+    chip, and on its platform with such weights.
 
     Args:
       weight_bytes: of one number of a weight matrix.
@@ -47,7 +48,8 @@ def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRan
         return OF_PROFILE
     platform = shipped(RANGES.name).get(chip.platform, {})
     found = platform.get(precision_of(weight_bytes), {})
-    if chip.name not in platform.get("chips", ()) or source not in found:
+    is_known = chip.name in platform.get("chips", ()) and source in found
+    if not is_known or found["rows"] < FEWEST:
         return None
     low, high = found[source]
     return StepRange(low, high, found["rows"], found["own"])
@@ -59,6 +61,7 @@ def kernels_for(
     *,
     weight_bytes: float = BYTES,
     sums: Sums = "one-shot",
+    is_own: bool = True,
 ) -> ModelledKernels:
     """The best known times of a target's kernels; their `source` names where they are from.
 
@@ -67,8 +70,9 @@ def kernels_for(
       sums: how GPUs sum over NVLink. XLA's programs call NCCL. Serving engines have kernels of
         their own, for which there are the best measurements.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
+      is_own: whether steps are this engine's, where it was measured.
     """
     is_measured = target.chip.name in MEASURED and weight_bytes == BYTES
     if data is None or not (data / "calibration").is_dir() or not is_measured:
-        return ModelledKernels(target, weight_bytes, sums)
-    return KernelTables(data, target, sums)
+        return ModelledKernels(target, weight_bytes, sums, is_own=is_own)
+    return KernelTables(data, target, sums, is_own=is_own)
