@@ -71,7 +71,10 @@ def summary(results: Sequence[tuple[Cell, Rollouts]]) -> dict[str, Any]:
         tail = fmean(one["tail"] for one in rollouts)
         share = next(least for least in THIN if tail >= least)
         names = ("all", f"{cell.size} responses", f"{cell.lengths}, {cell.size} responses")
-        for name in (*names, f"tail from {100 * share:.0f} % of the steps on, {cell.size} responses"):
+        for name in (
+            *names,
+            f"tail from {100 * share:.0f} % of the steps on, {cell.size} responses",
+        ):
             groups[name] += rollouts
     return {name: of_all(groups[name]) for name in sorted(groups)}
 

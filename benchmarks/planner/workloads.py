@@ -11,7 +11,6 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.machine import Workload
 
-
 NAMES = {  # of sets that several benchmarks replay
     "zeroeval_math-l5_Qwen2.5-7B-Instruct": "math",
     "zeroeval_gsm_Qwen2-7B-Instruct": "gsm",
@@ -92,7 +91,9 @@ def _set(name: str, columns: dict[str, list[str]], others: list[str]) -> LengthD
     prompts = rng.choice(np.array(others, int), len(responses)) if asked is None else asked
     weights = columns.get("weight_requests", np.ones(len(responses)))
     generated = responses >= 1
-    kept = (np.array(x, t)[generated] for x, t in ((prompts, int), (responses, int), (weights, float)))
+    kept = (
+        np.array(x, t)[generated] for x, t in ((prompts, int), (responses, int), (weights, float))
+    )
     cap = min(LONGEST, 2 ** round(math.log2(responses.max())))
     return LengthData(name, *kept, cap)
 

@@ -38,9 +38,9 @@ from benchmarks.report import options, write
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.kernel_files import KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.sources import kernels_for, precision_of
+from pat_jax.profiling.predict.sources import precision_of
 from pat_jax.profiling.predict.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
@@ -65,6 +65,16 @@ OF_THIS_ENGINE = Path(__file__).parents[1] / "results" / "gpu_decode_h200.json"
 NEW_TOKENS = 256  # of each response there: four bursts of 64 steps
 OURS = "pat_jax"  # the source of these steps
 BFLOAT16, EIGHT_BITS = precision_of(2), precision_of(1)
+
+
+class KernelsOfOthers(ModelledKernels):
+    """Without what was measured of this engine."""
+
+    own = {}
+
+
+class TablesOfOthers(KernelTables):
+    own = {}
 
 
 @dataclass(frozen=True)
@@ -122,9 +132,10 @@ def point(
 ) -> Point:
     """With what is composed for it, from the tables in `data` and from coefficients."""
     target = Target.parse(f"{chip}:{tp}")
-    composers = [
-        Composer(kernels_for(target, where, is_own=is_own), preset(model)) for where in (data, None)
-    ]
+    kinds = (KernelTables(data, target), ModelledKernels(target))
+    if not is_own:
+        kinds = TablesOfOthers(data, target), KernelsOfOthers(target)
+    composers = [Composer(kernels, preset(model)) for kernels in kinds]
     tables, coefficients = (1e3 * c.decode_step(Split(1, tp), batch, context) for c in composers)
     return Point(source, model, chip, tp, batch, context, ms, tables, coefficients)
 

@@ -11,6 +11,7 @@ from benchmarks.targets.composed_steps import (
     BATCHES,
     OURS,
     TPU_CONTEXT,
+    KernelsOfOthers,
     crossover,
     fp8_steps,
     measured_speed_ups,
@@ -22,7 +23,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.sources import RANGES, kernels_for
+from pat_jax.profiling.predict.sources import RANGES
 from pat_jax.profiling.predict.targets import Target
 
 KEPT = Path(__file__).parents[1] / "results" / "composed_steps.json"
@@ -40,8 +41,10 @@ def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured()
     assert yaml.safe_load(RANGES.read_text()) == ranges(content)
     # And of steps as they are composed today.
     for row in content["steps"]:
-        target, is_own = Target.parse(f"{row['chip']}:{row['tp']}"), row["source"] == OURS
-        composer = Composer(kernels_for(target, is_own=is_own), preset(row["model"]))
+        kernels = ModelledKernels if row["source"] == OURS else KernelsOfOthers
+        composer = Composer(
+            kernels(Target.parse(f"{row['chip']}:{row['tp']}")), preset(row["model"])
+        )
         composed = composer.decode_step(Split(1, row["tp"]), row["batch"], row["context"])
         assert row["coefficients_ms"] == pytest.approx(1e3 * composed)
     for name, steps in (("fp8_steps", fp8_steps()), ("tpu_steps", tpu_steps())):

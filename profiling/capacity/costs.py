@@ -85,7 +85,7 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
         "(assumed)."
     )
     if chip.platform == "cuda":
-        yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
+        yield f"GPUs of a host sum as {sums} kernels do (assumed); --sums has others."
         yield (
             f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a replica "
             "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."

@@ -265,13 +265,9 @@ class Composer(LayerTimes):
             routed=self._routed(buckets),
         )
 
-    def _routed(self, buckets: Buckets) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
-        """Seconds of all layers' experts by tokens of all replicas, see `LatencyModel.routed`."""
-        sparse = self.kinds().get(True, 0) / 1e3
-        most = max(split.dp * rows[-1] for split, rows in buckets.rows.items())
-        tokens = np.unique(np.geomspace(1, max(2, most), 64).round())
-        return {
-            split: (tokens, sparse * np.array([self.experts_ms(n / split.dp, split) for n in tokens]))
-            for split in buckets.rows
-            if sparse
-        }
+    def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of all layers' experts by tokens of all replicas, as `LatencyModel.routed`."""
+        num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
+        tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
+        each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]
+        return tokens, num_sparse * np.array(each) / 1e3

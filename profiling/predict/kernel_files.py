@@ -77,9 +77,7 @@ class Attention:
 class KernelTables(ModelledKernels):
     """Measured kernels of one kind of GPU; kernels without a table are modelled."""
 
-    def __init__(
-        self, data: Path, target: Target, sums: Sums = "one-shot", *, is_own: bool = True
-    ):
+    def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
         """Reads the tables of `target`'s chip in `data`.
 
         Args:
@@ -89,7 +87,7 @@ class KernelTables(ModelledKernels):
           NoData: the folder is missing.
           UserError: there are no measurements of that chip.
         """
-        super().__init__(target, sums=sums, is_own=is_own)
+        super().__init__(target, sums=sums)
         if target.chip.name not in MEASURED:
             raise UserError(
                 f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "

@@ -52,7 +52,6 @@ class ModelledKernels:
     # which this engine does not do. Tensor cores multiply twice as many of these a second (NVIDIA
     # H100 data sheet).
     product_bytes: float = BYTES
-    is_own: bool = True  # this engine's kernels and gaps, where it was measured; False: others'
 
     @property
     def chip(self) -> Chip:
@@ -66,7 +65,7 @@ class ModelledKernels:
     @cached_property
     def own(self) -> Mapping[str, Mapping[str, float]]:
         """What was measured of this engine on the chip, or on its relative; empty: nothing."""
-        return _shares(self.chip.name).get("own", {}) if self.is_own else {}
+        return _shares(self.chip.name).get("own", {})
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:

@@ -61,7 +61,6 @@ def kernels_for(
     *,
     weight_bytes: float = BYTES,
     sums: Sums = "one-shot",
-    is_own: bool = True,
 ) -> ModelledKernels:
     """The best known times of a target's kernels; their `source` names where they are from.
 
@@ -70,9 +69,8 @@ def kernels_for(
       sums: how GPUs sum over NVLink. XLA's programs call NCCL. Serving engines have kernels of
         their own, for which there are the best measurements.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
-      is_own: whether steps are this engine's, where it was measured.
     """
     is_measured = target.chip.name in MEASURED and weight_bytes == BYTES
     if data is None or not (data / "calibration").is_dir() or not is_measured:
-        return ModelledKernels(target, weight_bytes, sums, is_own=is_own)
-    return KernelTables(data, target, sums, is_own=is_own)
+        return ModelledKernels(target, weight_bytes, sums)
+    return KernelTables(data, target, sums)

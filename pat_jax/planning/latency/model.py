@@ -64,9 +64,8 @@ class LatencyModel:
     # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
-    # Ascending tokens of all replicas, and the seconds that a step's experts take for them; empty:
-    # their time does not depend on rows without a sequence, or is not known.
-    routed: Mapping[Split, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    # Tokens of all replicas, ascending, and seconds of a step's experts, the same in every layout.
+    routed: tuple[np.ndarray, np.ndarray] = field(default=(np.zeros(1), np.zeros(1)), compare=False)
     # From the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
 
@@ -96,14 +95,12 @@ class LatencyModel:
         tables = defaultdict(dict)
         for (*at, num_draft_tokens), seconds in self.verify_table.items():
             tables[num_draft_tokens][tuple(at)] = seconds
+        tokens, seconds = self.routed
         return {
-            num_draft_tokens: replace(
-                self,
-                decode_table=table,
-                verify_table={},
-                routed={a: (n / (1 + num_draft_tokens), s) for a, (n, s) in self.routed.items()},
+            n: replace(
+                self, decode_table=table, verify_table={}, routed=(tokens / (1 + n), seconds)
             )
-            for num_draft_tokens, table in tables.items()
+            for n, table in tables.items()
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
@@ -154,19 +151,17 @@ class LatencyModel:
         """As `decode_step`, by the profile alone: without the correction."""
         surface = self.decode[split]
         bucket, covered = surface.cover(rows, length)
-        spared = float(self.spared(split, bucket, running))
+        spared = float(self.spared(split.dp * bucket, running))
         if self.reads == "bucket":
             return surface(bucket, covered) - spared
         held = rows * length if held is None else held
         return surface.reading(bucket, length, held) - spared
 
-    def spared(self, split: Split, rows: Numbers, running: Numbers) -> Numbers:
-        """Seconds that experts spare in a step with `rows` in each replica if only `running` rows
-        of all replicas have sequences."""
-        if split not in self.routed:
-            return 0.0 * rows
-        all_rows, known = split.dp * rows, self.routed[split]
-        return np.interp(all_rows, *known) - np.interp(np.minimum(running, all_rows), *known)
+    def spared(self, rows: Numbers, running: Numbers) -> Numbers:
+        """Seconds that experts spare in a step with `rows` in all replicas together if no more than
+        `running` of them have sequences."""
+        live = np.minimum(running, rows)
+        return np.interp(rows, *self.routed) - np.interp(live, *self.routed)
 
     def tokens_read(self, burst: BurstResult) -> float:
         """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""

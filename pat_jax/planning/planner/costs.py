@@ -93,9 +93,8 @@ class CostTables:
         """
         row = self._bucket(self.rows, fullest)
         rows = np.maximum(np.ceil(fullest), self.rows[row])
-        live = np.broadcast_to(running, rows.shape)
-        each = ((s, rows[..., i, :], live[..., i, :]) for i, s in enumerate(self.splits))
-        spared = np.stack([self.latency.spared(*one) for one in each], axis=-2)
+        dp = np.array([split.dp for split in self.splits])[:, None]
+        spared = self.latency.spared(dp * rows, running)
         if self.reads == "bucket":
             length = self._bucket(self.lengths, context)
             return self._steps(row, rows, np.maximum(context, self.lengths[length])) - spared
