@@ -54,6 +54,7 @@ def question(args: argparse.Namespace, lengths: str, responses: int) -> Question
         compile=False,
         sums=args.sums,
         data=str(args.data),
+        expert_width=args.expert_width,
         speculation=SpeculationConfig("none"),
     )
     return question_of(config, "")
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-30b-a3b")
     parser.add_argument("--target", default="h100:8")
     parser.add_argument("--sums", default="nccl", choices=["one-shot", "nccl", "ungraphed"])
+    parser.add_argument("--expert_width", type=int, default=1)
     parser.add_argument("--lengths", nargs="+", default=[*CAPS], choices=[*CAPS])
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="responses")
     parser.add_argument("--rollouts", type=int, default=1)
