@@ -25,6 +25,7 @@ from benchmarks.planner.kernel_tables import MODELS, SPLITS, measured_kernels
 from benchmarks.planner.regret_cells import SIZES, Cell, right
 from benchmarks.planner.workloads import read
 from benchmarks.report import in_processes, options, write
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.predict.composer import SWITCH_S
 from pat_jax.profiling.predict.kernel_files import NoData
@@ -32,6 +33,7 @@ from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.simulator import replay
 
 GPU = "8xH100"
+TAIL = 64  # responses
 SUMS: tuple[Sums, ...] = ("one-shot", "nccl")
 THIN = (0.75, 0.4, 0.1, 0.0)  # least shares of the tail, for the groups of a summary
 Rollouts = list[dict[str, Any]]
@@ -51,8 +53,13 @@ def run_cell(cell: Cell, replays: int) -> Rollouts:
         }
         gain = 1 - done.total_s / min(static.values())
         seconds = {"adaptive": done.total_s, **static}
-        rollouts.append({"gain": gain, "tail": done.trace.tail_share, "seconds": seconds})
+        rollouts.append({"gain": gain, "tail": tail(done.trace), "seconds": seconds})
     return rollouts
+
+
+def tail(trace: RolloutTrace) -> float:
+    more = trace.done_after[-1 - TAIL] if len(trace.done_after) > TAIL else 0
+    return 1 - more / trace.total_steps
 
 
 def of_all(rollouts: Iterable[dict[str, Any]]) -> dict[str, float]:

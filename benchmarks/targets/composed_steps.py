@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -70,11 +70,11 @@ BFLOAT16, EIGHT_BITS = precision_of(2), precision_of(1)
 class KernelsOfOthers(ModelledKernels):
     """Without what was measured of this engine."""
 
-    own = {}
+    own: ClassVar[Any] = {}
 
 
 class TablesOfOthers(KernelTables):
-    own = {}
+    own: ClassVar[Any] = {}
 
 
 @dataclass(frozen=True)

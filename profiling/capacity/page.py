@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pat_jax.common.html.render import rendered
 from pat_jax.engine.record.running_plot import running_plot
-from pat_jax.engine.record.trace import TAIL
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity import charts, tables
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
@@ -30,6 +29,5 @@ def _rendered(report: PlanReport, template: str) -> str:
         running_plot=running_plot,
         SOURCES=SOURCES,
         RELIANCE=RELIANCE,
-        TAIL=TAIL,
         GIB=GIB,
     )

@@ -107,8 +107,8 @@ class Comparison:
 
     @property
     def tail_share(self) -> float:
-        """The share of the adaptive rollouts' steps with at most `TAIL` unfinished sequences."""
-        return fmean(trace.tail_share for trace in self.traces)
+        """The share of the adaptive rollouts' steps with at most 64 unfinished sequences."""
+        return fmean(1 - ([0] * 65 + [*x.done_after])[-65] / x.total_steps for x in self.traces)
 
     def to_json(self) -> dict[str, Any]:
         best = self.best_static

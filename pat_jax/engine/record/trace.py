@@ -11,8 +11,6 @@ from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.prefill_calls import MovedBytes
 from pat_jax.planning.types import MIGRATE_ALL, Carry
 
-TAIL = 64  # unfinished sequences; with fewer, a step is mostly weights being read
-
 
 @dataclass(frozen=True)
 class Move:
@@ -96,12 +94,6 @@ class RolloutTrace:
     def balanced(self) -> tuple[Move, ...]:
         """Moves between the replicas of a layout."""
         return tuple(move for move in self.moves if not move.is_switch)
-
-    @property
-    def tail_share(self) -> float:
-        """The share of the steps in which at most `TAIL` sequences were unfinished."""
-        more = self.done_after[-1 - TAIL] if len(self.done_after) > TAIL else 0
-        return 1 - more / self.total_steps
 
     @property
     def path(self) -> list[str]:
