@@ -137,6 +137,7 @@ def _options(chosen: Candidate, roles: Collection[PlacedRole]) -> PlacementConfi
 def _asked(run: RunConfig, target: Target) -> PlanConfig:
     """Returns what `plan` would be asked about this run, whose `auto` options are settled."""
     rollout, algorithm = run.rollout, run.algorithm
+    rollout = replace(rollout, expert_width=rollout.expert_width or 1)  # of any part of devices
     prompts = rollout.prompts_per_step
     models = tuple(x for x in run.reward if x.startswith("model:"))
     return PlanConfig(
