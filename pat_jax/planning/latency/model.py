@@ -160,8 +160,8 @@ class LatencyModel:
     def spared(self, rows: Numbers, running: Numbers) -> Numbers:
         """Seconds that experts spare in a step with `rows` in all replicas together if no more than
         `running` of them have sequences."""
-        live = np.minimum(running, rows)
-        return np.interp(rows, *self.routed) - np.interp(live, *self.routed)
+        routed = np.minimum(running, rows)
+        return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
 
     def tokens_read(self, burst: BurstResult) -> float:
         """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""
