@@ -362,8 +362,8 @@ def test_auto_divides_widths_as_steps_of_halving_batches_take_least(responses: i
         halved = [2**k for k in range(14) if 2**k <= responses]
         return sum(min(one.decode_step(s, -(-n // s.dp), 4096) for s in SPLITS) for n in halved)
 
-    asked: Any = Target.parse("h100:8"), SMALL
-    width = settled_width(*asked, RolloutConfig(), RunConfig(), responses)
+    target = Target.parse("h100:8")
+    width = settled_width(target, SMALL, RolloutConfig(), RunConfig(), responses)
     saved = 1 - seconds(width) / seconds(1)
     assert width == 1 or saved > 0.005
     assert seconds(width) <= 1.006 * min(map(seconds, (1, 2, 4, 8)))
