@@ -246,10 +246,10 @@ def drawn(known: Texts, workload: Workload, seed: int) -> np.ndarray:
     return of
 
 
-def run_cell(cell: Cell, replays: int) -> dict[str, dict[str, list[float]]]:
+def run_cell(cell: Cell, replays: int, truths: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Of each truth: the speed-up of each replay, and tokens of a step."""
     found: dict[str, dict[str, list[float]]] = {
-        name: {"speed_up": [], "tokens": []} for name in SETS
+        name: {"speed_up": [], "tokens": []} for name in truths
     }
     machine, lengths = cell.machine(), cell.known.fitted()
     for seed in range(replays):
@@ -260,7 +260,7 @@ def run_cell(cell: Cell, replays: int) -> dict[str, dict[str, list[float]]]:
             ).total_s
             for x in SPLITS
         )
-        for name in SETS:
+        for name in truths:
             known = texts(cell.data, name)
             limits = {"acceptance": Acceptance.unseen(), "drafts": machine.drafts.limits}
             planner = CostModelPlanner(SPLITS, machine.truth, lengths, **limits)
@@ -281,6 +281,7 @@ def main() -> None:
     parser = options(__doc__, has_data=True)
     parser.add_argument("--replays", type=int, default=3, help="of each cell")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="responses")
+    parser.add_argument("--truths", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
     try:
@@ -289,7 +290,9 @@ def main() -> None:
     except NoData as error:
         sys.exit(str(error))
     cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
-    results = dict(in_processes(run_cell, cells, args.replays, processes=args.processes))
+    results = dict(
+        in_processes(run_cell, cells, args.replays, args.truths, processes=args.processes)
+    )
     groups = {"all": cells}
     for cell in cells:
         groups.setdefault(f"{cell.size} responses, {cell.lengths}", []).append(cell)
@@ -298,7 +301,7 @@ def main() -> None:
             group: of_all([x for cell in some for x in results[cell][name]["speed_up"]])
             for group, some in groups.items()
         }
-        for name in SETS
+        for name in args.truths
     }
     for name, table in speed_up.items():
         for group, one in table.items():
