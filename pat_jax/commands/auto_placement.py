@@ -78,7 +78,7 @@ def with_width(config: Run, devices: Sequence[Device]) -> Run:
         return config
     responses = rollout.prompts_per_step * rollout.num_generations
     width = settled_width(target, model_config(config, devices), rollout, config, responses)
-    log.info("the width of each expert is divided over %d devices", width)
+    log.info("--rollout.expert_width is %d", width)
     return replace(config, rollout=replace(rollout, expert_width=width))
 
 

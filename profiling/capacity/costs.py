@@ -95,8 +95,7 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
     if model.experts is not None:
-        width = composer.expert_width
-        yield f"The width of each expert is divided over {width} devices (--expert_width)."
+        yield f"--expert_width is {composer.expert_width}: devices that share the width of an expert."
         yield (
             "Each token chooses its experts independently and evenly (assumed); the device that has the most "
             "of them to read is waited for. Their products are priced as those of one fused kernel that was "

@@ -92,7 +92,10 @@ def _gain_by_sums(
     if options.profile or len(used) == 1 or not build.order.target.chip.link.startswith("NVLink"):
         return {}
     gains: dict[Sums, float] = {options.sums: comparison.gain(comparison.best_static)}
-    for sums in {"nccl", "one-shot"} - {options.sums}:
+    both: tuple[Sums, ...] = ("nccl", "one-shot")
+    for sums in both:
+        if sums in gains:
+            continue
         costs = replace(costs_of(build, None, question.data, sums), drafts=NO_DRAFTS)
         machine = machine_of(replace(question, costs=costs, sources=None), used)
         found = compare(machine, question.lengths, question.series)

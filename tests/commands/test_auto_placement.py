@@ -156,7 +156,7 @@ def test_a_run_divides_experts_as_its_plan_does():
     question = question_of(plan, "")
     width = with_width(config, devices_of("h100:8")).rollout.expert_width
     assert width == question.options.expert_width == 8
-    assert any("8 devices (--expert_width)" in note for note in question.costs.notes)
+    assert any("--expert_width is 8" in note for note in question.costs.notes)
     assert with_width(config, devices_of("h100:8", "cpu")).rollout.expert_width is None
     pinned = replace(config, rollout=replace(config.rollout, expert_width=2))
     assert with_width(pinned, devices_of("h100:8")).rollout.expert_width == 2
