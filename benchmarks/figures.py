@@ -110,6 +110,12 @@ def faster_than_others(one: dict) -> tuple[float, ...]:
     return *static, *percent(TAIL, "regret", "naive threshold")(one)
 
 
+def gains(one: dict) -> tuple[float, ...]:
+    """Percent by which adapting is faster, mean, least and most, by kind of sums."""
+    found = (one["percent"][sums]["all"] for sums in ("nccl", "one-shot"))
+    return tuple(x[name] for x in found for name in ("mean", "least", "most"))
+
+
 def placed(one: dict) -> tuple[float, float]:
     """Percent by which chosen placements are behind the fastest, and predictions are wrong, at worst."""
     each = one["workloads"].values()
@@ -236,6 +242,7 @@ STEPS_WRONG = "steps +-20 %, by layout"
 DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
 QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
 EXPERTS = ("expert_placement_qwen3_235b", "expert_placement_qwen3_30b")
+GAIN = "{:.1f} % on average ({:.1f} to {:.1f})"
 RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % on average, {:.1f} % at worst"
 CLOSE = "average ≤ 2 %, worst ≤ 5 %"
 
@@ -278,8 +285,9 @@ ROWS = (
         "{:.0f}, {:.0f} and {:.0f} %; {:.0f} and {:.0f} %; attention of 64 rows {:.1f} TB/s"),
     Row("planning", "Slower than the oracle's plan", "computed", REGRET, percent(TAIL, "regret", "right"),
         MEAN_WORST, CLOSE, is_close),
-    Row("planning", "Slower than the best static layout of each rollout", "computed", REGRET,
-        percent(TAIL, "loss_against_best_static", "right"), MEAN_WORST, "worst ≤ 2 %", lambda mean, worst: worst <= 2),
+    Row("planning", "Faster than the best static layout of each rollout, six sets of lengths: sums by NCCL; by a serving engine's kernel",
+        "computed", ("rollout_gains",), gains, f"{GAIN}; {GAIN}", "least ≥ -2 %",
+        lambda *found: min(found[1], found[4]) >= -2),
     Row("planning", "Faster than TP 1, 2, 4 and 8 throughout; a naive rule (TP doubles at 16 running), slower than the oracle",
         "computed", REGRET, faster_than_others, f"{{:.0f}}, {{:.0f}}, {{:.0f}} and {{:.0f}} %; {MEAN_WORST}"),
     Row("planning", "Chosen placement of PPO on two cores, slower than the fastest; predicted iterations, error; `--placement split` of four processes there over the better `flatten`",

@@ -75,7 +75,7 @@ def placing(model: str, target: str, files: tuple[Path, Path], fsdp_size: int) -
         --lengths {lengths} --mini_batch_size 128 --algorithm.name ppo --beta 0.05
         --critic.model {model} --reward model:{model} --speculation.source none --compile false
         --rollouts 1 --placement auto --data {data} --fsdp_size {fsdp_size}
-        --tokens_per_micro_batch {MICRO_BATCH * Target.parse(target).num_devices}
+        --sums one-shot --tokens_per_micro_batch {MICRO_BATCH * Target.parse(target).num_devices}
     """
     found = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
     # All devices are one group: HybridFlow gives models whole hosts.

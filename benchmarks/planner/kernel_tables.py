@@ -18,6 +18,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import SWITCH_S, Composer
 from pat_jax.profiling.predict.kernel_files import KernelTables
+from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -28,13 +29,13 @@ MODELS = ("llama-3.1-8b", "qwen3-14b")
 
 
 @cache
-def measured_kernels(data: Path, gpu: str) -> KernelTables:
+def measured_kernels(data: Path, gpu: str, sums: Sums = "one-shot") -> KernelTables:
     """The tables of one of `GPUS`.
 
     Raises:
       NoData: they are not there.
     """
-    return KernelTables(data, Target.parse(GPUS[gpu]))
+    return KernelTables(data, Target.parse(GPUS[gpu]), sums)
 
 
 def machine_of(

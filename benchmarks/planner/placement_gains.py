@@ -53,7 +53,7 @@ class Setting:
         rest = (
             f"--lengths {self.lengths} --max_completion_length {CAPS[self.lengths]} --data {data}"
         )
-        fixed = "--algorithm.whiten_advantages false --speculation.source none --compile false --rollouts 1"
+        fixed = "--algorithm.whiten_advantages false --speculation.source none --compile false --rollouts 1 --sums one-shot"
         asked = f"{named} {ppo} {rest} {fixed} --placement auto"
         return parse(asked.split(), PlanConfig, prog="plan", presets=None)
 

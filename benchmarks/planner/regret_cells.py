@@ -21,6 +21,7 @@ from pat_jax.engine.warm_up.timings import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
@@ -66,6 +67,7 @@ class Cell:
     switch_s: float
     host_us: float = 0.0  # of each running sequence in each step, in every layout; no belief has it
     groups: str = ALONE  # one of `GROUPS`; of `RECORDED` lengths: as recorded
+    sums: Sums = "one-shot"  # how devices sum
 
     def __str__(self) -> str:
         name = f"{self.model} on {self.gpu}, {self.size} sequences, {self.lengths}"
@@ -86,7 +88,7 @@ class Cell:
 
     def machine(self) -> Machine:
         return machine_of(
-            measured_kernels(self.data, self.gpu),
+            measured_kernels(self.data, self.gpu, self.sums),
             self.model,
             self.size,
             (self.known.max_prompt, self.known.cap),

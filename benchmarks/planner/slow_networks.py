@@ -28,7 +28,7 @@ ASKED = f"""
     --model {MODEL} --responses 2048 --max_completion_length 16384
     --algorithm.name ppo --beta 0.05 --critic.model {MODEL} --reward model:{MODEL}
     --algorithm.whiten_advantages false --speculation.source none --compile false --rollouts 1
-    --placement auto --roles.rest device
+    --placement auto --roles.rest device --sums one-shot
 """
 
 

@@ -15,7 +15,12 @@ from pat_jax.profiling.predict.targets import Target
 SMALL = preset("qwen3-30b-a3b")
 SPLITS = tuple(Split(8 // tp, tp) for tp in (1, 2, 4, 8))
 ASKED = argparse.Namespace(
-    model="qwen3-30b-a3b", target="h100:8", sums="nccl", rollouts=1, data=Path("nowhere")
+    model="qwen3-30b-a3b",
+    target="h100:8",
+    sums="nccl",
+    rollouts=1,
+    data=Path("nowhere"),
+    expert_width=1,
 )
 
 

@@ -1,7 +1,7 @@
 """Real response lengths, split into a half to learn from and a half to replay."""
 
 import csv
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,14 @@ import numpy as np
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.machine import Workload
+
+NAMES = {  # of sets that several benchmarks replay
+    "zeroeval_math-l5_Qwen2.5-7B-Instruct": "math",
+    "zeroeval_gsm_Qwen2-7B-Instruct": "gsm",
+    "servegen_deepseek_r1_client35_output_hist": "r1",
+    "azure2023_code_lengths": "code",
+}
+LONGEST = 16_384  # tokens; a set's cap is the power of two nearest to its longest response
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class LengthData:
 
 
 def read(data: Path) -> dict[str, LengthData]:
-    """The four sets by name.
+    """Every set of the folder that has a length for each response: some have names, the others are
+    called as their file.
 
     Raises:
       NoData: the folder is missing.
@@ -65,37 +74,31 @@ def read(data: Path) -> dict[str, LengthData]:
     folder = data / "lengths"
     if not folder.is_dir():
         raise NoData.of("response lengths", data, "lengths/")
-    math = _zeroeval("math", folder / "zeroeval_math-l5_Qwen2.5-7B-Instruct.csv")
-    code = _columns(folder / "azure2023_code_lengths.csv", "context_tokens", "generated_tokens")
-    r1 = _columns(
-        folder / "servegen_deepseek_r1_client35_output_hist.csv", "output_tokens", "weight_requests"
-    )
-    prompts = np.random.default_rng(3).choice(math.prompts, len(r1[0]))  # the histogram has none
-    return {
-        "math": math,
-        "gsm": _zeroeval("gsm", folder / "zeroeval_gsm_Qwen2-7B-Instruct.csv"),
-        "r1": LengthData("r1", prompts, r1[0].astype(int), r1[1], cap=16_384),
-        "code": _uniform("code", code[0], code[1], cap=2048),
-    }
+    tables = {NAMES.get(path.stem, path.stem): _columns(path) for path in folder.glob("*.csv")}
+    others = tables["math"]["prompt_tokens"]  # for histograms, which have no prompts
+    found = (_set(name, tables[name], others) for name in sorted(tables))
+    return {one.name: one for one in found if one is not None}
 
 
-def _zeroeval(name: str, path: Path) -> LengthData:
-    return _uniform(name, *_columns(path, "prompt_tokens", "output_tokens"), cap=4096)
-
-
-def _uniform(name: str, prompts: np.ndarray, responses: np.ndarray, cap: int) -> LengthData:
+def _set(name: str, columns: dict[str, list[str]], others: list[str]) -> LengthData | None:
+    """None: the file has means of many responses."""
+    known = next((columns[x] for x in ("output_tokens", "generated_tokens") if x in columns), None)
+    if known is None:
+        return None
+    responses = np.array(known, float).astype(int)
+    asked = next((columns[x] for x in ("prompt_tokens", "context_tokens") if x in columns), None)
+    rng = np.random.default_rng(3)
+    prompts = rng.choice(np.array(others, int), len(responses)) if asked is None else asked
+    weights = columns.get("weight_requests", np.ones(len(responses)))
     generated = responses >= 1
-    return LengthData(
-        name,
-        prompts[generated].astype(int),
-        responses[generated].astype(int),
-        np.ones(generated.sum()),
-        cap,
+    kept = (
+        np.array(x, t)[generated] for x, t in ((prompts, int), (responses, int), (weights, float))
     )
+    cap = min(LONGEST, 2 ** round(math.log2(responses.max())))
+    return LengthData(name, *kept, cap)
 
 
-def _columns(path: Path, *names: str) -> tuple[np.ndarray, ...]:
+def _columns(path: Path) -> dict[str, list[str]]:
     with path.open() as file:
-        rows = list(csv.DictReader(file))
-    number: Callable[[str], float] = float
-    return tuple(np.array([number(row[name]) for row in rows]) for name in names)
+        names, *rows = csv.reader(file)
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -38,9 +38,9 @@ from benchmarks.report import options, write
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.kernel_files import KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.sources import kernels_for, precision_of
+from pat_jax.profiling.predict.sources import precision_of
 from pat_jax.profiling.predict.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
@@ -65,6 +65,16 @@ OF_THIS_ENGINE = Path(__file__).parents[1] / "results" / "gpu_decode_h200.json"
 NEW_TOKENS = 256  # of each response there: four bursts of 64 steps
 OURS = "pat_jax"  # the source of these steps
 BFLOAT16, EIGHT_BITS = precision_of(2), precision_of(1)
+
+
+class KernelsOfOthers(ModelledKernels):
+    """Without what was measured of this engine."""
+
+    own: ClassVar[Any] = {}
+
+
+class TablesOfOthers(KernelTables):
+    own: ClassVar[Any] = {}
 
 
 @dataclass(frozen=True)
@@ -97,18 +107,35 @@ def points(data: Path) -> Iterator[Point]:
         context = int(row["isl"]) + int(row["osl"]) // 2
         source = f"{row['source']}, {row['engine']}"
         yield point(source, name, chip, tp, batch, context, measured, data)
+    yield from own_points(data, is_own=True)
+
+
+def own_points(data: Path, *, is_own: bool) -> Iterator[Point]:
+    """Steps of this engine, priced as such or as those of other engines."""
     for name, cell in json.loads(OF_THIS_ENGINE.read_text())["cells"].items():
         model, _, batch, _, prompt = name.split()
         context, measured = int(prompt) + NEW_TOKENS // 2, cell["device_step_ms"]
-        yield point(OURS, model, "h200", 1, int(batch), context, measured, data)
+        yield point(OURS, model, "h200", 1, int(batch), context, measured, data, is_own=is_own)
 
 
 def point(
-    source: str, model: str, chip: str, tp: int, batch: int, context: int, ms: float, data: Path
+    source: str,
+    model: str,
+    chip: str,
+    tp: int,
+    batch: int,
+    context: int,
+    ms: float,
+    data: Path,
+    *,
+    is_own: bool = False,
 ) -> Point:
     """With what is composed for it, from the tables in `data` and from coefficients."""
     target = Target.parse(f"{chip}:{tp}")
-    composers = [Composer(kernels_for(target, where), preset(model)) for where in (data, None)]
+    kinds = (KernelTables(data, target), ModelledKernels(target))
+    if not is_own:
+        kinds = TablesOfOthers(data, target), KernelsOfOthers(target)
+    composers = [Composer(kernels, preset(model)) for kernels in kinds]
     tables, coefficients = (1e3 * c.decode_step(Split(1, tp), batch, context) for c in composers)
     return Point(source, model, chip, tp, batch, context, ms, tables, coefficients)
 
@@ -170,7 +197,9 @@ def ranges(content: Mapping[str, Any]) -> dict[str, Any]:
     """Least and most of what measured steps took of composed ones, by platform, precision and source."""
 
     def between(rows: str, composed: str) -> list[float]:
-        shares = [row["measured_ms"] / row[composed] for row in content[rows]]
+        # On chips where this engine has not run, its steps are priced as those of others.
+        also = content["own_steps_as_others"] if rows == "steps" else []
+        shares = [row["measured_ms"] / row[composed] for row in (*content[rows], *also)]
         return [round(min(shares), 3), round(max(shares), 3)]
 
     steps, fp8, tpu = (content[name] for name in ("steps", "fp8_steps", "tpu_steps"))
@@ -229,6 +258,7 @@ def main() -> None:
     content = {
         "what": (__doc__ or "").split("\n\n", 2)[2],
         "steps": [asdict(point) for point in found],
+        "own_steps_as_others": [asdict(x) for x in own_points(args.data, is_own=False)],
         "fp8_steps": [asdict(step) for step in fp8],
         "tpu_steps": [asdict(step) for step in tpu],
         "tpu_speed_up": {
@@ -239,6 +269,7 @@ def main() -> None:
     }
     show("GPUs, tables", content["steps"], "tables_ms")
     show("GPUs, coefficients", content["steps"], "coefficients_ms")
+    show("this engine priced as others, tables", content["own_steps_as_others"], "tables_ms")
     show(f"{LARGE} on h100:2 in fp8", content["fp8_steps"], "composed_ms")
     show(f"{LARGE} on {TPUS} in int8", content["tpu_steps"], "composed_ms")
     print(f"\n{yaml.safe_dump(ranges(content), sort_keys=False)}")

@@ -1,13 +1,14 @@
-"""Chooses a run's placement before the run is built, for `train --placement auto`.
+"""Chooses before a run is built: its placement, for `train --placement auto`, and expert_width.
 
 The run is priced as `plan --placement auto` prices it, on the devices that are here. With several
 processes the first one decides, among placements that cut each process alike.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pat_jax.commands.plan import question_of
 from pat_jax.common.chips import chips
@@ -32,9 +33,13 @@ from pat_jax.profiling.capacity.plan_roles import (
 )
 from pat_jax.profiling.capacity.tables import placements
 from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.run.setup import model_config, settled_options
 from pat_jax.run.start.chosen_placement import ChosenPlacement
+
+log = logging.getLogger(__name__)
+Run = TypeVar("Run", bound=RunConfig)
 
 
 def chosen_placement(
@@ -63,6 +68,18 @@ def chosen_placement(
     found = together.agree("placement", lambda: _priced(flat, devices, target))
     placement, roles = found.config.placement, found.config.roles  # the rest may be the first's own
     return replace(found, config=replace(config, placement=placement, roles=roles))
+
+
+def with_width(config: Run, devices: Sequence[Device]) -> Run:
+    """Returns the run with a number in place of `--rollout.expert_width auto`: 1 on unknown
+    devices, or if its rollouts have devices of their own."""
+    rollout, target = config.rollout, Target.of(devices)
+    if target is None or config.placement != PlacementConfig():
+        return config
+    responses = rollout.prompts_per_step * rollout.num_generations
+    width = settled_width(target, model_config(config, devices), rollout, config, responses)
+    log.info("--rollout.expert_width is %d", width)
+    return replace(config, rollout=replace(rollout, expert_width=width))
 
 
 def _priced(flat: RunConfig, devices: Sequence[Device], target: Target) -> ChosenPlacement:
@@ -120,6 +137,7 @@ def _options(chosen: Candidate, roles: Collection[PlacedRole]) -> PlacementConfi
 def _asked(run: RunConfig, target: Target) -> PlanConfig:
     """Returns what `plan` would be asked about this run, whose `auto` options are settled."""
     rollout, algorithm = run.rollout, run.algorithm
+    rollout = replace(rollout, expert_width=rollout.expert_width or 1)  # of any part of devices
     prompts = rollout.prompts_per_step
     models = tuple(x for x in run.reward if x.startswith("model:"))
     return PlanConfig(

@@ -40,6 +40,7 @@ from pat_jax.profiling.cross_compile.by_arithmetic import (
 )
 from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
 from pat_jax.profiling.cross_compile.target_build import Order
+from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -99,6 +100,9 @@ def question_of(config: PlanConfig, command: str) -> Question:
     """Builds the question from the options. Writes and compiles nothing. Raises UserError if
     anything in the options is wrong."""
     target, model = Target.parse(config.target), model_of(config.model)
+    if config.placement == "flatten":
+        width = settled_width(target, model, config, config, config.responses)
+        config = replace(config, expert_width=width)
     if config.max_completion_length is None:
         config = config.settled(model.max_position)
         lengths = {"max_completion_length": (config.max_completion_length, LONGEST)}

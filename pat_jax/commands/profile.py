@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from pat_jax.commands.auto_placement import with_width
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
@@ -73,7 +74,7 @@ def measured(config: ProfileConfig) -> Measured:
 
 
 def _settled(config: ProfileConfig, model: ModelConfig, devices: Sequence[Device]) -> ProfileConfig:
-    config, shortened = settled_options(config, model, devices)
+    config, shortened = settled_options(with_width(config, devices), model, devices)
     if shortened:
         note(shortened)
     return config

@@ -26,6 +26,10 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
             chosen = chosen_placement(config, devices)
             config = chosen.config
+        if config.rollout.expert_width is None and devices[0].platform == "gpu":
+            from pat_jax.commands.auto_placement import with_width  # imports prices as well
+
+            config = with_width(config, devices)
         setup = build(config, devices)
         with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
             training = Run(setup, scorer, signals, chosen)

@@ -48,9 +48,10 @@ class EngineSizes(Options):
     expert_parallel: int = option(0, COUNT_OR_ZERO)
     """Devices over which the experts of a layer are divided, the same in all layouts; other devices
     have copies. 0: as many of a host as divide them."""
-    expert_width: int = option(1, COUNT)
+    expert_width: int = auto(COUNT)
     """Devices over which the width of each expert is divided in addition: steps of few sequences
-    are faster (docs/experts.md)."""
+    are faster, those of many slower (docs/experts.md). auto: what the prices of `plan` choose for
+    the responses of a rollout on GPUs; elsewhere 1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
     caches of a CPU's devices take a quarter of the machine's memory at most unless this is

@@ -84,7 +84,7 @@ def expert_axes(
       OptionError: no run of axes has the asked number of devices and divides the experts or width.
     """
     names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
-    of = config.experts
+    of, asked = config.experts, asked._replace(width=asked.width or 1)  # None: it is not settled
     num_experts, width = (of.num_experts, of.expert_dim) if of else (1, 1)
     runs: dict[tuple[int, int], tuple[int, int]] = {}
     for i in range(len(names) + 1):

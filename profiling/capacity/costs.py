@@ -85,14 +85,17 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
         "(assumed)."
     )
     if chip.platform == "cuda":
-        yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
+        yield f"GPUs of a host sum as {sums} kernels do (assumed); --sums has others."
         yield (
             f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a replica "
             "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."
+            if not composer.kernels.own
+            else "Attention is this engine's as it ran on one H200, and no time passes between kernels."
         )
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
     if model.experts is not None:
+        yield f"--expert_width is {composer.expert_width}: devices that share the width of an expert."
         yield (
             "Each token chooses its experts independently and evenly (assumed); the device that has the most "
             "of them to read is waited for. Their products are priced as those of one fused kernel that was "

@@ -74,4 +74,5 @@ def steps_of(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTim
 def _step(machine: Machine, split: Split, running: int, context: int) -> float | None:
     if running < split.dp:
         return None
-    return machine.truth.decode_step(split, -(-running // split.dp), context)
+    rows = -(-running // split.dp)
+    return machine.truth.decode_step(split, rows, context, running=running)

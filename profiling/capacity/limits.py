@@ -53,7 +53,7 @@ def _tail(comparison: Comparison, machine: Machine) -> str:
     seconds = dict.fromkeys(map(str, machine.splits), 0.0)
     for split, (begin, end) in product(machine.splits, pairwise(edges)):
         length, held = machine.buckets.length_for(end), (begin + end) / 2
-        step_s = machine.truth.decode_step(split, 1, length, held)
+        step_s = machine.truth.decode_step(split, 1, length, held, 1)
         seconds[str(split)] += (end - begin) * step_s
     layout, alone = min(seconds.items(), key=lambda item: item[1])
     share = alone / comparison.adaptive.mean_s

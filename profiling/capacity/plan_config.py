@@ -116,9 +116,10 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     data: str = "../shared/data"
     """A folder with calibration/, tables of measured kernel times; where it is not there,
     coefficients derived from them stand for it."""
-    sums: Literal["one-shot", "nccl", "ungraphed"] = "one-shot"
-    """How GPUs of a host sum: small sums by kernels of their own, by NCCL in a CUDA graph, or by
-    NCCL outside of one."""
+    sums: Literal["one-shot", "nccl", "ungraphed"] = "nccl"
+    """How GPUs of a host sum over NVLink: by NCCL in a CUDA graph, by a serving engine's kernel for
+    small sums, or by NCCL outside of a graph. The report has what adapting gains with the first
+    two."""
     run_dir: str = ""
     """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
     optimizer: OptimizerState = field(default_factory=OptimizerState)
@@ -151,8 +152,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         )
         self.need(
             "sums",
-            not self.profile or self.sums == "one-shot",
-            "one-shot with --profile, which has the times of its own sums",
+            not self.profile or self.sums == PlanConfig.sums,
+            f"{PlanConfig.sums} with --profile, which has the times of its own sums",
         )
         self.need(
             "prompt_tokens",

@@ -1,12 +1,15 @@
 """Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
+from pat_jax.layout.buckets import NO_DRAFTS
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.inside_hosts import inside_hosts
 from pat_jax.profiling.capacity.layout_parts import (
     memory_of,
@@ -24,6 +27,7 @@ from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
+from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.comparison import Comparison, adaptive_s, compare
 from pat_jax.profiling.simulate.machine import Machine, Workload
 
@@ -66,6 +70,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         steps_of(machine, question.costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
+        _gain_by_sums(question, comparison, used),
         update,
         (
             *limits(comparison, machine),
@@ -77,6 +82,25 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         resting,
         Placing(question).placements() if question.options.placement == "auto" else None,
     )
+
+
+def _gain_by_sums(
+    question: Question, comparison: Comparison, used: tuple[Split, ...]
+) -> dict[Sums, float]:
+    """What adapting saves over the best static layout, by how GPUs sum over NVLink."""
+    build, options = question.build, question.options
+    if options.profile or len(used) == 1 or not build.order.target.chip.link.startswith("NVLink"):
+        return {}
+    gains: dict[Sums, float] = {options.sums: comparison.gain(comparison.best_static)}
+    both: tuple[Sums, ...] = ("nccl", "one-shot")
+    for sums in both:
+        if sums in gains:
+            continue
+        costs = replace(costs_of(build, None, question.data, sums), drafts=NO_DRAFTS)
+        machine = machine_of(replace(question, costs=costs, sources=None), used)
+        found = compare(machine, question.lengths, question.series)
+        gains[sums] = found.gain(found.best_static)
+    return gains
 
 
 def _resting(
@@ -104,7 +128,9 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
         lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
         context = lengths[len(lengths) // 2]
         yield of_experts(
-            lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
+            lambda split, n: machine.truth.decode_step(
+                split, -(-n // split.dp), context, running=n
+            ),
             machine.splits,
             running_counts(sequences),
         )

@@ -13,6 +13,7 @@ from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.placement.priced import Placements
+from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import StepRange
 from pat_jax.profiling.simulate.comparison import Comparison
 
@@ -112,8 +113,8 @@ class StepTimes:
         """How far the predictions can be relied on, in a sentence."""
         if self.range is None:
             return (
-                "No step of such a machine and such weights has been measured beside its prediction: "
-                "not verified."
+                "Too few steps of such a machine and such weights have been measured beside their "
+                "predictions: not verified."
             )
         if not self.range.rows:
             return f"Measured steps took {self.margin} of what such a profile predicts."
@@ -160,6 +161,7 @@ class PlanReport:
     steps: StepTimes
     lengths: LengthSummary
     comparison: Comparison  # with at least one system
+    gain_by_sums: Mapping[Sums, float]  # over the best static layout; empty: all sums are alike
     update: Update | None  # None: nothing is trained
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences

@@ -73,8 +73,9 @@ class Unlisted:
     row: float = 0.0  # of a replica
 
 
-# A burst runs on the device: no host schedules its steps. Measured steps of Llama-3.1-8B on H100s
+# A burst runs on the device: no host schedules its steps. Others' steps of Llama-3.1-8B on H100s
 # take 16 us a layer and 0 to 3 us a row more than their kernels, over TP 1 to 8 and all batches.
+# Where this engine ran, its own are in `kernel_coefficients.yaml`.
 UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 
 
@@ -88,6 +89,8 @@ class Composer(LayerTimes):
 
     @property
     def unlisted(self) -> Unlisted:
+        if own := self.kernels.own.get("unlisted"):
+            return Unlisted(1e-6 * own["layer_us"], 1e-6 * own["row_us"])
         return UNLISTED[self.kernels.chip.platform]
 
     @property
@@ -259,4 +262,12 @@ class Composer(LayerTimes):
             reads=self.reads,
             verify_table=verify,
             drafts_from=drafts.come_from(draft_model and draft_model.model),
+            routed=self._routed(buckets),
         )
+
+    def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of all layers' experts by tokens of all replicas, as `LatencyModel.routed`."""
+        num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
+        tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
+        each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]
+        return tokens, num_sparse * np.array(each) / 1e3

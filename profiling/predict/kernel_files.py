@@ -139,7 +139,7 @@ class KernelTables(ModelledKernels):
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """Milliseconds of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
-        if kv_heads not in table.kv_heads:
+        if self.own or kv_heads not in table.kv_heads:
             return super().decode_attention(rows, length, heads, kv_heads)
         return table.ms(kv_heads, heads, rows, length - 1)  # "step" counts the tokens before it
 

@@ -63,8 +63,13 @@ class ModelledKernels:
         return "chip data" if RELATIVE in shipped(FILE)["chips"][self.chip.name] else "coefficients"
 
     @cached_property
+    def own(self) -> Mapping[str, Mapping[str, float]]:
+        """What was measured of this engine on the chip, or on its relative; empty: nothing."""
+        return _shares(self.chip.name).get("own", {})
+
+    @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
-        return _shares(self.chip.name)
+        return _shares(self.chip.name) | self.own
 
     @cached_property
     def links(self) -> HostLinks | TorusLinks:

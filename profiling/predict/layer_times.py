@@ -55,15 +55,15 @@ class LayerTimes:
         over_tp = math.gcd(split.tp, ways)
         return Split(ways // over_tp, over_tp)
 
-    def experts_ms(self, tokens: int, split: Split) -> float:
+    def experts_ms(self, tokens: float, split: Split) -> float:
         """Milliseconds of one layer's experts on the device that reads most of them.
 
         Args:
-          tokens: of each replica.
+          tokens: of each replica, on average.
         """
         model, experts, over = self.model, self.model.experts, self.expert_split(split)
         assert experts is not None
-        ways, met = over.dp * over.tp // self.expert_width, tokens * over.dp
+        ways, met = over.dp * over.tp // self.expert_width, max(1, tokens * over.dp)
         chosen = 1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** met
         active = most_active(experts.num_experts // ways, ways, chosen)
         rows = max(active, met * experts.num_experts_per_tok / ways)

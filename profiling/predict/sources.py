@@ -28,6 +28,7 @@ class StepRange:
     own: int = 0  # of them, of this engine
 
 
+FEWEST = 10  # measured steps; a range of fewer says nothing
 OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
 
 
@@ -37,8 +38,8 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """The range of steps on a chip; None if no step was measured on this kind of chip, or on its
-    platform with such weights.
+    """The range of steps on a chip; None if fewer than `FEWEST` steps were measured on this kind of
+    chip, and on its platform with such weights.
 
     Args:
       weight_bytes: of one number of a weight matrix.
@@ -47,7 +48,8 @@ def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRan
         return OF_PROFILE
     platform = shipped(RANGES.name).get(chip.platform, {})
     found = platform.get(precision_of(weight_bytes), {})
-    if chip.name not in platform.get("chips", ()) or source not in found:
+    is_known = chip.name in platform.get("chips", ()) and source in found
+    if not is_known or found["rows"] < FEWEST:
         return None
     low, high = found[source]
     return StepRange(low, high, found["rows"], found["own"])

@@ -105,6 +105,11 @@ class Comparison:
         after = [t.total_s - t.switches[0].at_s for t in self.traces if t.switches]
         return sum(after) / sum(self.adaptive.total_s)
 
+    @property
+    def tail_share(self) -> float:
+        """The share of the adaptive rollouts' steps with at most 64 unfinished sequences."""
+        return fmean(1 - ([0] * 65 + [*x.done_after])[-65] / x.total_steps for x in self.traces)
+
     def to_json(self) -> dict[str, Any]:
         best = self.best_static
         return {
@@ -116,6 +121,7 @@ class Comparison:
             "gain_over_best_static": self.gain(best),
             "worst_gain": self.worst_gain,
             "share_after_switch": self.share_after_switch,
+            "tail_share": self.tail_share,
             "tokens": list(self.tokens),
             "longest": list(self.longest),
             "traces": [asdict(trace) for trace in self.traces],

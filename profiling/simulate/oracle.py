@@ -169,7 +169,7 @@ class _World:
         tables = CostTables.of(self.truth, (split,))
 
         def steps(one: CostTables) -> np.ndarray:
-            step = one.steps(rows[None], self.length, held / rows)[0]
+            step = one.steps(rows[None], self.length, held / rows, self.running[None])[0]
             return step + self.machine.host_s_per_sequence * self.running
 
         token = steps(tables)

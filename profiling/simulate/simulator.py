@@ -146,7 +146,8 @@ class SimulatedExecutor(Executor):
         context = table.length[running] - 1 + (generated - running_steps) / 2
         held = most_held(context, running_steps, table.replica(running), steps, every)
         truth = machine.truth.verifying(num_draft_tokens)
-        step_s = fmean(truth.decode_step(split, rows, length, n) for n in held.tolist())
+        mean = running_steps.sum() / steps
+        step_s = fmean(truth.decode_step(split, rows, length, n, mean) for n in held.tolist())
         return step_s + machine.host_s_per_sequence * len(running)
 
     def _plain_steps(

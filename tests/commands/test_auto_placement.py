@@ -7,13 +7,15 @@ from typing import cast
 import pytest
 from paying_tails import make_tails_pay
 
-from pat_jax.commands.auto_placement import chosen_placement
+from pat_jax.commands.auto_placement import chosen_placement, with_width
+from pat_jax.commands.plan import question_of
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.placing import Placing
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.placement.candidates import Candidate, split_of
 from pat_jax.profiling.placement.priced import Priced
 from pat_jax.profiling.predict.targets import PaperDevice, Target
@@ -144,3 +146,17 @@ def test_gpus_are_a_target(target: str):
 
 def test_hosts_with_unlike_numbers_of_gpus_are_none():
     assert Target.of([*devices_of("h100:8x2")][:12]) is None
+
+
+def test_a_run_divides_experts_as_its_plan_does():
+    asked = "--model qwen3-30b-a3b --rollout.prompts_per_step 16 --algorithm.mini_batch_size 16"
+    config = parse([*asked.split(), "--rollout.max_completion_length", "4096"])
+    options = {"target": "h100:8", "responses": 128, "max_completion_length": 4096}
+    plan = PlanConfig(model="qwen3-30b-a3b", data="nowhere", train=False, **options)
+    question = question_of(plan, "")
+    width = with_width(config, devices_of("h100:8")).rollout.expert_width
+    assert width == question.options.expert_width == 8
+    assert any("--expert_width is 8" in note for note in question.costs.notes)
+    assert with_width(config, devices_of("h100:8", "cpu")).rollout.expert_width is None
+    pinned = replace(config, rollout=replace(config.rollout, expert_width=2))
+    assert with_width(pinned, devices_of("h100:8")).rollout.expert_width == 2

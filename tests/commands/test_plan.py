@@ -123,7 +123,7 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     ("target", "weights", "platform", "precision"),
     [
         pytest.param("a100:8", "auto", "cuda", "bfloat16", marks=pytest.mark.slow),
-        ("h100:8", "fp8", "cuda", "eight bits"),
+        ("h100:8", "fp8", "", ""),  # three steps were measured: too few for a range
         ("v5e:2x4", "int8", "tpu", "eight bits"),
         ("b200:8", "auto", "", ""),
         pytest.param("v5e:2x4", "auto", "", "", marks=pytest.mark.slow),
@@ -134,7 +134,7 @@ def test_every_predicted_second_says_between_what_measured_ones_lay(
 ):
     report = made(None, "--target", target, "--weights", weights)
     steps = json.loads(report.to_json())["steps"]
-    margin, words = "not verified", "No step of such a machine and such weights has been measured"
+    margin, words = "not verified", "Too few steps of such a machine and such weights"
     if platform:
         measured = yaml.safe_load(RANGES.read_text())[platform][precision]
         low, high = measured[report.steps.source]
@@ -300,3 +300,28 @@ def test_none_are_made_where_none_are_wanted():
     report = made(None)
     assert report.comparison.drafting is None
     assert "draft" not in plan_text(report)
+
+
+def test_what_adapting_gains_is_told_with_both_kinds_of_sums_beside_the_share_of_the_tail():
+    asked = ["--model", "llama-3.1-8b", "--responses", "128", "--train", "false"]
+    one, other, tpu = (
+        made(None, *asked, "--speculation.source", "none", *more)
+        for more in (
+            ("--target", "h100:8"),
+            ("--target", "h100:8", "--sums", "one-shot"),
+            ("--target", "v5e:2x4"),
+        )
+    )
+    assert one.gain_by_sums == pytest.approx(other.gain_by_sums)
+    assert set(one.gain_by_sums) == {"nccl", "one-shot"} and not tpu.gain_by_sums
+    best = one.comparison.best_static
+    assert one.gain_by_sums["nccl"] == one.comparison.gain(best)  # the default: what XLA surely has
+    (trace,) = one.comparison.traces
+    left = [sum(end > step for end in trace.done_after) for step in range(trace.total_steps)]
+    share = sum(n <= 64 for n in left) / trace.total_steps
+    assert one.comparison.tail_share == pytest.approx(share, abs=0.001)
+    content = json.loads(one.to_json())
+    assert content["comparison"]["tail_share"] == one.comparison.tail_share
+    for text in (plan_text(one), seen_on_page(one)):
+        assert "at most 64 responses" in text and "one-shot kernel" in text and "XLA" in text
+    assert "one-shot" not in plan_text(tpu)

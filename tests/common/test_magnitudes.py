@@ -98,7 +98,7 @@ def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
     ("config_class", "argv", "expected"),
     [
         (PlanConfig, "--layers all --compile false", "--layers is 'all': expected few with"),
-        (PlanConfig, "--profile x --sums nccl", "--sums is 'nccl': expected one-shot with"),
+        (PlanConfig, "--profile x --sums one-shot", "--sums is 'one-shot': expected nccl with"),
         (RunConfig, "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4", "expected auto"),
     ],
 )

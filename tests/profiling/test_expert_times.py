@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,14 @@ from published import DATA, needs_data
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.planning.planner.costs import CostTables
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.limits import of_experts
@@ -28,6 +33,7 @@ from pat_jax.profiling.capacity.what_if import with_slower_links
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.composer import ONE, Composer
+from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.layer_times import most_active
 from pat_jax.profiling.predict.links import links_of, waiting_s
@@ -41,6 +47,8 @@ from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 from pat_jax.training.model_flops import matrix_weights
 
 SMALL, LARGE, MIXED = preset("qwen3-30b-a3b"), preset("qwen3-235b-a22b"), preset("tiny-moe")
@@ -314,3 +322,61 @@ def test_a_plan_says_up_to_where_another_layout_is_faster():
     assert told.endswith("in no layout is a step more than 5.0 % faster than in dp8tp1.")
     told = of_experts(lambda split, n: step[split, 1], (narrow, wide), (1, 2))
     assert told.endswith("and with 2 dp1tp8 is the faster one still.")
+
+
+def test_a_step_is_priced_by_the_tokens_that_are_there():
+    """One request in eight replicas is one routed token, for planner and replay alike; a step with drafts
+    has as many times the tokens."""
+    composer, config = composer_of("h200:8"), replace(RolloutConfig(), min_rows=1, min_length=1024)
+    config = replace(config, max_prompt_length=512, max_completion_length=3584)
+    latency = composer.latency_model(Buckets.of(SPLITS, 64, config), Drafts((3,), 3, 256, 0))
+    one, eight = (latency.decode_step(SPLITS[0], 1, 4096, running=n) for n in (1, 8))
+    each = [composer.experts_ms(n / 8, SPLITS[0]) for n in (1, 8)]
+    assert (
+        eight == latency.decode_step(SPLITS[0], 1, 4096) == composer.decode_step(SPLITS[0], 1, 4096)
+    )
+    assert eight - one == pytest.approx(SMALL.num_layers * (each[1] - each[0]) / 1e3, rel=1e-6)
+    verified = latency.verifying(3)
+    spared = verified.decode_step(SPLITS[0], 1, 4096) - verified.decode_step(
+        SPLITS[0], 1, 4096, running=1
+    )
+    each = [composer.experts_ms(4 * n / 8, SPLITS[0]) for n in (1, 8)]
+    assert spared == pytest.approx(SMALL.num_layers * (each[1] - each[0]) / 1e3, rel=0.02)
+    rows, context = np.ones((4, 1)), np.full((4, 1), 4096.0)
+    steps = CostTables.of(latency, SPLITS).steps(rows, context, context, np.ones((4, 1)))
+    priced = [latency.decode_step(split, 1, 4096, running=1) for split in SPLITS]
+    assert steps[:, 0].tolist() == pytest.approx(priced)
+    machine = Machine.of(latency, SPLITS[:1], config, capacity=8)
+    work = Workload(np.full(1, 16), np.full(1, 64), 3584)
+    done = replay(work, FixedLayout(SPLITS[0]), machine)
+    assert done.spent("decode") == pytest.approx(
+        64 * latency.decode_step(SPLITS[0], 1, 1024, 48, running=1), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("responses", [8, 128, 2048, 8192])
+def test_auto_divides_widths_as_steps_of_halving_batches_take_least(responses: int):
+    def seconds(width: int) -> float:
+        one = replace(composer_of("h100:8"), expert_ways=8 // width, expert_width=width)
+        one = replace(one, kernels=kernels_for(Target.parse("h100:8"), sums="nccl"))
+        halved = [2**k for k in range(14) if 2**k <= responses]
+        return sum(min(one.decode_step(s, -(-n // s.dp), 4096) for s in SPLITS) for n in halved)
+
+    target = Target.parse("h100:8")
+    width = settled_width(target, SMALL, RolloutConfig(), RunConfig(), responses)
+    saved = 1 - seconds(width) / seconds(1)
+    assert width == 1 or saved > 0.005
+    assert seconds(width) <= 1.006 * min(map(seconds, (1, 2, 4, 8)))
+    assert (width == 8) == (responses <= 128) and (width == 1) == (responses >= 2048)
+
+
+def test_auto_leaves_experts_whole_where_nothing_is_known_of_narrow_ones():
+    def width(target: str, model: ModelConfig = SMALL, **options: Any) -> int:
+        update = RunConfig(experts=options.pop("experts", "auto"))
+        rollout = replace(RolloutConfig(), **options)
+        return settled_width(Target.parse(target), model, rollout, update, 128)
+
+    assert width("h100:8") == 8 and width("h100:8", expert_width=2) == 2
+    dense = replace(SMALL, experts=None)
+    assert width("v5e:2x4") == width("h100:1") == width("h100:8", dense) == 1
+    assert width("h100:8", expert_parallel=8) == width("h100:8", experts="exchanged") == 1

@@ -64,6 +64,8 @@ class LatencyModel:
     # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
+    # Tokens of all replicas, ascending, and seconds of a step's experts, the same in every layout.
+    routed: tuple[np.ndarray, np.ndarray] = field(default=(np.zeros(1), np.zeros(1)), compare=False)
     # From the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
 
@@ -93,9 +95,12 @@ class LatencyModel:
         tables = defaultdict(dict)
         for (*at, num_draft_tokens), seconds in self.verify_table.items():
             tables[num_draft_tokens][tuple(at)] = seconds
+        tokens, seconds = self.routed
         return {
-            num_draft_tokens: replace(self, decode_table=table, verify_table={})
-            for num_draft_tokens, table in tables.items()
+            n: replace(
+                self, decode_table=table, verify_table={}, routed=(tokens / (1 + n), seconds)
+            )
+            for n, table in tables.items()
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
@@ -113,7 +118,14 @@ class LatencyModel:
             return self
         return replace(self, verify_table={}, drafts_from=source)
 
-    def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
+    def decode_step(
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        held: float | None = None,
+        running: float = math.inf,
+    ) -> float:
         """Seconds of a decode step: `rows` in the fullest replica, contexts up to `length`.
 
         Rows between two buckets run in the larger one and cost what it costs. So do lengths, if
@@ -123,18 +135,33 @@ class LatencyModel:
         Args:
           held: tokens in the caches of the replica that holds most; by default `length` in each
             row.
+          running: sequences of all replicas; other rows go to no expert. By default all rows.
         """
-        return self.profiled_step(split, rows, length, held) * self.correction.factor(split)
+        profiled = self.profiled_step(split, rows, length, held, running)
+        return profiled * self.correction.factor(split)
 
     def profiled_step(
-        self, split: Split, rows: int, length: int, held: float | None = None
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        held: float | None = None,
+        running: float = math.inf,
     ) -> float:
         """As `decode_step`, by the profile alone: without the correction."""
         surface = self.decode[split]
         bucket, covered = surface.cover(rows, length)
+        spared = float(self.spared(split.dp * bucket, running))
         if self.reads == "bucket":
-            return surface(bucket, covered)
-        return surface.reading(bucket, length, rows * length if held is None else held)
+            return surface(bucket, covered) - spared
+        held = rows * length if held is None else held
+        return surface.reading(bucket, length, held) - spared
+
+    def spared(self, rows: Numbers, running: Numbers) -> Numbers:
+        """Seconds that experts spare in a step with `rows` in all replicas together if no more than
+        `running` of them have sequences."""
+        routed = np.minimum(running, rows)
+        return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
 
     def tokens_read(self, burst: BurstResult) -> float:
         """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""
@@ -248,7 +275,7 @@ class LatencyModel:
         """Returns the model corrected by a burst's measured step time, which may differ from the
         profile by heat, other processes or the host."""
         profiled = self.verifying(burst.num_draft_tokens).profiled_step(
-            burst.split, burst.rows, burst.length, burst.held
+            burst.split, burst.rows, burst.length, burst.held, burst.running
         )
         seen = self.correction.observed(burst.split, burst.running, profiled, burst.step_s)
         model = replace(self, correction=seen)

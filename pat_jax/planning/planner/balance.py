@@ -92,4 +92,5 @@ def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> 
     """Seconds of a decode step with `fullest` sequences of mean length in the fullest replica."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
-    return float(tables.steps(rows, context, mean)[tables.splits.index(split), 0])
+    running = np.full_like(rows, load.running)
+    return float(tables.steps(rows, context, mean, running)[tables.splits.index(split), 0])

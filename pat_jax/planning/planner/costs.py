@@ -1,5 +1,6 @@
 """A latency model as dense arrays, to price a whole forecast in a few NumPy calls."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import permutations
@@ -35,6 +36,7 @@ class CostTables:
     page_size: int  # tokens
     capacity: int  # sequences that have rows at once, whatever the layout
     reads: Reads
+    latency: LatencyModel
     # Of steps that verify drafts, by their number of draft tokens; rows up to those measured.
     verifying: tuple[tuple[int, "CostTables"], ...] = ()
 
@@ -66,6 +68,7 @@ class CostTables:
             latency.page_size,
             min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
             latency.reads,
+            latency,
             tuple(
                 (n, cls.of(latency.verifying(n), splits))
                 for n in latency.num_draft_tokens
@@ -73,25 +76,34 @@ class CostTables:
             ),
         )
 
-    def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def steps(
+        self,
+        fullest: np.ndarray,
+        context: np.ndarray,
+        mean: np.ndarray,
+        running: np.ndarray | float = math.inf,
+    ) -> np.ndarray:
         """Seconds of one decode step, [..., split, moment], as `LatencyModel.decode_step`.
 
         Args:
           fullest: rows of the fullest replica, [..., split, moment].
           context: most tokens in the cache of a row.
           mean: mean tokens in the cache of a row.
+          running: sequences of all replicas, [split, moment].
         """
         row = self._bucket(self.rows, fullest)
         rows = np.maximum(np.ceil(fullest), self.rows[row])
+        dp = np.array([split.dp for split in self.splits])[:, None]
+        spared = self.latency.spared(dp * rows, running)
         if self.reads == "bucket":
             length = self._bucket(self.lengths, context)
-            return self._steps(row, rows, np.maximum(context, self.lengths[length]))
+            return self._steps(row, rows, np.maximum(context, self.lengths[length])) - spared
         held = fullest * mean
         seconds = self._steps(row, rows, held / rows)
         if self.rows[0] > 1:
-            return seconds
+            return seconds - spared
         alone = self._steps(0 * row, np.ones_like(rows), np.minimum(context, held))
-        return np.maximum(seconds, alone)
+        return np.maximum(seconds, alone) - spared
 
     def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Seconds with `tokens` in each of `rows`, which run in the bucket at index `row`."""

@@ -63,7 +63,8 @@ def cheapest_steps(
     """
 
     def priced(one: CostTables) -> np.ndarray:
-        steps = one.steps(pressure.rows, pressure.context, forecast.mean_context)
+        mean = forecast.mean_context
+        steps = one.steps(pressure.rows, pressure.context, mean, pressure.running)
         return np.tensordot(WEIGHTS, steps, axes=1)
 
     plain = best = priced(tables)

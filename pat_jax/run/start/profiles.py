@@ -9,17 +9,17 @@ import jax
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 
 log = logging.getLogger(__name__)
+WHOLE = {"expert_parallel": 0, "expert_width": 1}  # what a subject does not name
 
 
 def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
-    split = {name: getattr(config.rollout, name) for name in ("expert_parallel", "expert_width")}
-    others = {name: ways for name, ways in split.items() if ways != getattr(RolloutConfig, name)}
+    split = {name: getattr(config.rollout, name) for name in WHOLE}
+    others = {name: ways for name, ways in split.items() if ways != WHOLE[name] and ways}
     return Subject(
         backend=devices[0].platform,
         device_kind=devices[0].device_kind,

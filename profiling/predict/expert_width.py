@@ -1,0 +1,48 @@
+"""Chooses over how many devices to divide the width of each expert, for `expert_width auto`.
+
+Steps of few requests become faster, as devices share what few experts read. Steps of many become
+slower, as each device computes more rows. Knows prices by coefficients, which every machine has.
+"""
+
+import math
+
+from pat_jax.config.rollout import EngineSizes
+from pat_jax.config.shared import UpdateOptions
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
+
+UNITS = 16  # of an expert on a device: a multiple, for the kernels
+CONTEXT = 4096  # tokens
+LEAST_GAIN = 0.005  # share of the time; for less, experts stay whole
+
+
+def settled_width(
+    target: Target, model: ModelConfig, sizes: EngineSizes, update: UpdateOptions, responses: int
+) -> int:
+    """Returns the asked width or, for auto, the one with which a rollout's steps take least.
+
+    Each halving of the running requests is taken to last equally many steps, as with exponential
+    lengths, and each number of them to run in its fastest layout. Experts stay whole on TPUs, where
+    no narrow ones were measured, and if tokens are to be sent to them.
+    """
+    of, is_gpu = model.experts, target.chip.platform == "cuda"
+    is_asked = sizes.expert_width or sizes.expert_parallel or update.experts == "exchanged"
+    if of is None or is_asked or not is_gpu:
+        return sizes.expert_width or 1
+    inside, kernels = target.devices_per_host, kernels_for(target, sums="nccl")
+    layouts = [Split(target.num_devices // tp, tp) for tp in (1, 2, 4, 8) if inside % tp == 0]
+
+    def seconds(width: int) -> float:
+        ways = math.gcd(inside // width, of.num_experts)
+        composer = Composer(kernels, model, expert_ways=ways, expert_width=width)
+        return sum(
+            min(composer.decode_step(x, -(-(1 << k) // x.dp), CONTEXT) for x in layouts)
+            for k in range(responses.bit_length())
+        )
+
+    widths = [w for w in (1, 2, 4, 8) if inside % w == of.expert_dim % (w * UNITS) == 0]
+    best = min(widths, key=seconds)
+    return best if seconds(best) < (1 - LEAST_GAIN) * seconds(1) else 1
