@@ -117,8 +117,8 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
         raise record.complain(names.rejected, rejected, expected)
     given = read_prompt(record, names.prompt) if names.prompt else None
     whole = chosen, rejected
+    _check_answered(record, names, given, whole)
     prompt, chosen, rejected = _split(record, names, given, *whole)
-    _check_answered(record, names, given, (chosen, rejected))
     prompt = with_system(record, prompt, given or "") if prompt else None
     subset = lookup(record.fields, "subset")
     record.read.append("subset")
@@ -148,15 +148,17 @@ def _split(
             return None, chosen, rejected
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
-        both = zip(chosen[:-1], rejected[:-1], strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: _say_the_same(*pair), both))
+        said = (
+            [(x["role"], x["content"], x.get("tool_calls")) for x in y[:-1]]
+            for y in (chosen, rejected)
+        )
+        both = zip(*said, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
-        if given and flatten_messages(as_messages(given, "user")[-1:]) not in flatten_messages(
-            prompt
-        ):
+        asked = flatten_messages(as_messages(given or "", "user")[-1:])
+        if asked.strip() not in flatten_messages(prompt):
             record.read.remove(names.prompt)
-        # Behind chats that end in a question, `_check_answered` says what is missing.
-        if shared and all(each[0]["role"] == ASSISTANT or len(each) == 1 for each in answers):
+        if shared and all(each[0]["role"] == ASSISTANT for each in answers):
             return prompt, *answers
         given = None
     if given is None:
@@ -172,10 +174,6 @@ def _begin_alike(chosen: PromptText, rejected: PromptText) -> bool:
     """Whether two texts have a beginning in common, and not just the letters of different words."""
     both = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     return bool(re.sub(r"\w+$", "", "".join(str(one) for one, _ in both)).strip())
-
-
-def _say_the_same(one: ChatMessage, other: ChatMessage) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("role", "content", "tool_calls"))
 
 
 def _check_answered(
