@@ -4,22 +4,20 @@ Knows texts that a chat template makes, and tokens. Does not know files or batch
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from pat_jax.common.errors import shown
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import (
-    ASSISTANT,
-    LEARNED_KEYS,
-    ChatMessage,
-    HuggingFaceTokenizer,
-    PromptText,
-)
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
 # Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
+# Keys of a message by which a turn of the assistant is learned, 1, or not, 0: OpenAI's, axolotl's,
+# ms-swift's.
+LEARNED_KEYS = ("weight", "train", "training", "loss")
 
 Encode = Callable[[str], list[int]]
 Write = Callable[..., str]  # (messages, is_closed), as `HuggingFaceTokenizer.chat_text`
@@ -92,6 +90,24 @@ def is_learned(message: ChatMessage) -> bool:
             f"a turn of the assistant has {shown(told)}: expected 0 or 1; correct the row."
         )
     return all(told.values())
+
+
+def unread_keys(
+    tokenizer: HuggingFaceTokenizer, chat: PromptText, variables: Mapping[str, Any]
+) -> set[str]:
+    """Returns the keys of messages without which the text of the chat is the same."""
+    messages = () if isinstance(chat, str) else chat
+    keys = set[str]().union(*messages) - {"role", "content", *LEARNED_KEYS}
+    if not keys or not tokenizer.has_chat_template:
+        return keys
+
+    def without(names: set[str]) -> str | None:
+        others = [{key: each[key] for key in each if key not in names} for each in messages]
+        with suppress(ChatTemplateError):  # the template needs them
+            return tokenizer.chat_text(others, variables, is_closed=True)
+
+    whole = without(set())
+    return keys if without(keys) == whole else {key for key in keys if without({key}) == whole}
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:

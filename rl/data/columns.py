@@ -86,7 +86,7 @@ def text_or_chat(record: Record, key: str) -> PromptText:
 
 
 def _messages(value: object) -> list | None:
-    """Returns the messages that a value stands for, without nulls; None if it is no chat."""
+    """Returns the messages that a value stands for, without nulls; None if it is not a chat."""
     chat = unpacked(value)
     if isinstance(chat, dict) and all(
         isinstance(chat.get(key), list) for key in ("role", "content")
@@ -125,7 +125,7 @@ def refuse_media(record: Record) -> None:
 def made(
     make: Callable[[Record], Made], records: Iterable[Record], report: RowReport
 ) -> Iterator[Made]:
-    """Yields what `make` returns for each row that can be used; counts columns that it reads not."""
+    """Yields what `make` returns for each row that can be used, and counts columns not read."""
     for record in records:
         with report.row():
             row = make(record)

@@ -21,6 +21,7 @@ from pat_jax.rl.data.chat_turns import (
     ended,
     join_pieces,
     mark_turns,
+    unread_keys,
 )
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import (
@@ -165,7 +166,7 @@ class ExampleReader:
         """Returns a row's example; None if it is left out, and counts it in `found`."""
         try:
             tokens, is_learned = self.marked(row)
-            found.report.count_keys(self.tokenizer.unread_keys(row.messages, row.variables))
+            found.report.count_keys(unread_keys(self.tokenizer, row.messages, row.variables))
         except ChatTemplateError as error:
             raise BadRow(f"{row.where}: {error}") from None
         if len(tokens) > self.max_length:

@@ -119,11 +119,12 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     whole = chosen, rejected
     _check_answered(record, names, given, whole)
     prompt, chosen, rejected = _split(record, names, given, *whole)
+    is_repeating = whole != (chosen, rejected) and len(record.read) > 2
     prompt = with_system(record, prompt, given or "") if prompt else None
     subset = lookup(record.fields, "subset")
     record.read.append("subset")
     margin = _margin(record, names.margin) if names.margin else 0.0
-    report.num_repeating += names.prompt in record.read and whole != (chosen, rejected)
+    report.num_repeating += is_repeating
     return PairRow(
         f"{record.where}, fields {names.chosen!r} and {names.rejected!r}",
         prompt,
@@ -148,16 +149,17 @@ def _split(
             return None, chosen, rejected
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
-        said = (
-            [(x["role"], x["content"], x.get("tool_calls")) for x in y[:-1]]
-            for y in (chosen, rejected)
+        both = (
+            [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
+            for chat in (chosen, rejected)
         )
-        both = zip(*said, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))
+        )
         prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
         asked = flatten_messages(as_messages(given or "", "user")[-1:])
         if asked.strip() not in flatten_messages(prompt):
-            record.read.remove(names.prompt)
+            del record.read[2:]  # nothing is made of any column but the responses
         if shared and all(each[0]["role"] == ASSISTANT for each in answers):
             return prompt, *answers
         given = None
@@ -193,7 +195,7 @@ def _check_answered(
 
 def _margin(record: Record, key: str) -> float:
     value = present(record, key)
-    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    if not is_number or not -_LARGEST <= value <= _LARGEST:  # not so for NaN
-        raise record.complain(key, value, "a finite number")
-    return float(value)
+    is_number = not isinstance(value, bool) and isinstance(value, int | float | Decimal)
+    if is_number and -_LARGEST <= value <= _LARGEST:  # not so for NaN
+        return float(value)
+    raise record.complain(key, value, "a finite number")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.rl.data.chat_turns import Marked, ended
+from pat_jax.rl.data.chat_turns import Marked, ended, unread_keys
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import Completion
 from pat_jax.rl.data.examples import ExampleReader, check_has_template
@@ -98,7 +98,7 @@ class PairReader:
         try:
             chosen, rejected = self._marked(row)
             chats = map(row.messages, (row.chosen, row.rejected))
-            report.count_keys(*(self.tokenizer.unread_keys(x, row.variables) for x in chats))
+            report.count_keys(*(unread_keys(self.tokenizer, x, row.variables) for x in chats))
         except ChatTemplateError as error:
             raise BadRow(f"{row.where}: {error}") from None
         if chosen.tokens == rejected.tokens:

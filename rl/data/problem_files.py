@@ -1,8 +1,9 @@
 """Reads problems from files, and finds the columns of prompts and answers.
 
-The first of `PROMPTS` that a file has is the prompt (`prompt_columns.py`), and the first of `ANSWERS`
-the answer; case does not matter. Knows columns and what may be in them: every error names file, line or row,
-and field. Does not know file formats (`row_files.py`), nor tokens, splits or order.
+The first of `PROMPTS` that a file has is the prompt (`prompt_columns.py`), and the first of
+`ANSWERS` the answer; case does not matter. Knows columns and what may be in them: every error names
+file, line or row, and field. Does not know file formats (`row_files.py`), nor tokens, splits or
+order.
 """
 
 import math

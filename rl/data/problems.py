@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.chat_turns import unread_keys
 from pat_jax.rl.data.epochs import Cursor, Epochs
 from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
 from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
@@ -177,7 +178,8 @@ def _prompts(
                 if not isinstance(found := tokens.of(row), tuple):
                     too_long.append(found)
                     continue
-                report.count_keys(tokens.unread_keys(row))
+                if isinstance(tokens.tokenizer, HuggingFaceTokenizer):
+                    report.count_keys(unread_keys(tokens.tokenizer, row.prompt, row.variables))
                 text = flatten_messages(row.prompt)
                 messages = () if isinstance(row.prompt, str) else row.prompt
                 prompt = Prompt(before + row.number, found, text, row.columns, messages)
@@ -190,12 +192,8 @@ class _Tokens:
     """Tokenizes each prompt once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self.tokenizer, self._max_length = tokenizer, max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
-
-    def unread_keys(self, row: Row) -> set[str]:
-        is_chat = isinstance(self._tokenizer, HuggingFaceTokenizer)
-        return self._tokenizer.unread_keys(row.prompt, row.variables) if is_chat else set()
 
     def of(self, row: Row) -> tuple[int, ...] | int | None:
         """Returns a prompt's tokens or, if it is too long, its length, or None if unknown."""
@@ -212,7 +210,7 @@ class _Tokens:
             return None
         given = (row.variables,) if row.variables else ()
         try:
-            tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
+            tokens = tuple(self.tokenizer.encode_prompt(row.prompt, *given))
         except ChatTemplateError as error:
             raise BadRow(f"{row.where}: {error}") from None
         return tokens if len(tokens) <= self._max_length else len(tokens)

@@ -47,8 +47,9 @@ def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> P
 
 
 def system_of(prompt: PromptText) -> str:
-    is_begun = not isinstance(prompt, str) and prompt[0]["role"] == "system"
-    return prompt[0]["content"] if is_begun else ""
+    if isinstance(prompt, str) or prompt[0]["role"] != "system":
+        return ""
+    return prompt[0]["content"]
 
 
 def without_prompt(prompt: PromptText, responses: Sequence[PromptText]) -> Sequence[PromptText]:
@@ -64,8 +65,9 @@ def _text(record: Record, names: Sequence[str], within: str = "") -> str:
     is not read for another purpose; else ""."""
     for name in record.unread:
         value = record.fields[name]
-        is_text = name.lower() in names and isinstance(value, str) and value.strip()
-        if is_text and (not within or value.strip() in within):
+        if name.lower() not in names or not isinstance(value, str) or not value.strip():
+            continue
+        if not within or value.strip() in within:
             record.read.append(name)
             return value
     return ""

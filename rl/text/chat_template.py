@@ -45,14 +45,11 @@ class ChatTemplate:
     def check_variables(self, names: Iterable[str]) -> None:
         """Raises ChatTemplateError for a name that does not occur in the template."""
         for name in names:
-            if name in _OURS or not self.mentions(name):
+            if name in _OURS or not re.search(rf"\b{re.escape(name)}\b", self._template):
                 raise ChatTemplateError(
                     f"the chat template has no variable {name!r} to set: expected "
                     "chat_template_kwargs that it knows; correct the name or leave it out."
                 )
-
-    def mentions(self, name: str) -> bool:
-        return re.search(rf"\b{re.escape(name)}\b", self._template) is not None
 
     def render(
         self,

@@ -9,7 +9,6 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,10 +28,6 @@ ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and other ke
 PromptText = str | Sequence[ChatMessage]
 
 ASSISTANT = "assistant"  # the role of the policy
-# Keys of a message by which a turn of the assistant is learned, 1, or not, 0: OpenAI's, axolotl's,
-# ms-swift's.
-LEARNED_KEYS = ("weight", "train", "training", "loss")
-_READ_KEYS = ("role", "content", *LEARNED_KEYS)
 NO_TEMPLATE = (
     "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
     "checkpoint with a template."
@@ -243,20 +238,6 @@ class HuggingFaceTokenizer:
         self._template.check_variables(variables or {})
         given = {**self.chat.variables, **(variables or {})}
         return self._template.render(messages, given, is_closed=is_closed)
-
-    def unread_keys(self, prompt: PromptText, variables: Mapping[str, Any]) -> set[str]:
-        """Returns the keys of messages without which the text of the chat is the same."""
-        messages = () if isinstance(prompt, str) else prompt
-        keys = set[str]().union(*messages) - {*_READ_KEYS}
-        if not self.has_chat_template or not any(map(self._template.mentions, keys)):
-            return keys
-        whole = self.chat_text(messages, variables, is_closed=True)
-        return {key for key in keys if self._without(key, messages, variables) == whole}
-
-    def _without(self, key: str, messages: Sequence[ChatMessage], variables: Mapping[str, Any]):
-        others = [{name: each[name] for name in each if name != key} for each in messages]
-        with suppress(ChatTemplateError):  # the template needs it
-            return self.chat_text(others, variables, is_closed=True)
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:

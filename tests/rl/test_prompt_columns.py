@@ -61,7 +61,7 @@ def read(
     if reader == "train":
         options = {"seed": 0, "max_prompt_length": 999, "heldout_share": 0.0, "bad_rows": bad_rows}
         found = load_problems([path], tokenizer, columns=Columns(key), **options)
-        tokens = [prompt.tokens for prompt in sorted(found.train, key=lambda one: one.id)]
+        tokens = [prompt.tokens for prompt in found.train.first(9)]
     elif reader == "sft":
         found = ExampleReader(tokenizer, 999, bad_rows=bad_rows).read([path], 0.0)
         tokens = [one.tokens for one in found.train]
