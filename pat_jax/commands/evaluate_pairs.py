@@ -78,6 +78,7 @@ def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairsRea
         columns=PairColumns(config.data.prompt_key),
         pad_id=given.pad_id,
         option="--reward_model.max_length",
+        bad_rows=config.data.bad_rows,
     )
     names = config.data.files
     files = [find_files("data", [name], otherwise="", split="test") for name in names]

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field, fields
 
 from pat_jax.common.options.declared import SHORT_FORM
-from pat_jax.config.shared import ChatOptions
+from pat_jax.config.shared import RowOptions
 
 ARITHMETIC = "arithmetic"  # the built-in task
 
 
 @dataclass(frozen=True)
-class DataConfig(ChatOptions):
+class DataConfig(RowOptions):
     """Problems to learn from."""
 
     SECTION = "data."
@@ -21,7 +21,7 @@ class DataConfig(ChatOptions):
     named, the configuration is default or main, the split train, to evaluate on test."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
-    prompt, problem, question or messages, the first that is there."""
+    prompt, problem, question, messages, instruction, query or input, the first that is there."""
     answer_key: str = ""
     """Column of the answer, which rewards get as `answer`. Empty takes answer,
     reward_model.ground_truth, ground_truth or solution, the first that is there."""

@@ -21,11 +21,11 @@ from pat_jax.common.rules import (
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.evaluation import EvalSchedule
 from pat_jax.config.learning import OptimizerConfig
-from pat_jax.config.shared import ChatOptions, ComputeDtype
+from pat_jax.config.shared import ComputeDtype, RowOptions
 
 
 @dataclass(frozen=True)
-class LearnedFiles(ChatOptions):
+class LearnedFiles(RowOptions):
     """Files to learn from."""
 
     SECTION = "data."

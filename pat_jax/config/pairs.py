@@ -27,7 +27,8 @@ class PairDataConfig(PairColumnOptions):
     datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says), with the
     columns chosen and rejected, and prompt unless both begin with it."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages. Empty: prompt, if it is there."""
+    """Column of the prompt, text or chat messages. Empty takes prompt, problem, question,
+    instruction, query or input, the first that is there."""
     margin_key: str = ""
     """Column of a number: by how much the reward of the chosen response is to be the larger.
     Empty: margin, if it is there."""

@@ -26,7 +26,8 @@ class SftDataConfig(PairColumnOptions):
     with it. Any other file is one text (UTF-8); a folder is all files in it and below. Texts are
     joined by the end token and cut into rows of --max_length."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty: prompt."""
+    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
+    prompt, problem, question, instruction, query or input, the first that is there."""
     completion_key: str = ""
     """Column of the completion, text or chat messages. Empty: completion."""
     messages_key: str = ""

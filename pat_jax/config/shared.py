@@ -73,6 +73,16 @@ class ChatOptions(Options):
 
 
 @dataclass(frozen=True)
+class RowOptions(ChatOptions):
+    """Options of files whose rows become prompts or texts to learn from."""
+
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do with rows that cannot be used: broken lines, missing, empty or null values, pairs
+    of equal responses. refuse: stop at the first, before anything is computed; skip: leave them
+    out, counted, with the place of the first."""
+
+
+@dataclass(frozen=True)
 class UpdateOptions(Options):
     """How the layers of an update run."""
 

@@ -175,6 +175,7 @@ def problem_reader(
         max_prompt_length=config.rollout.max_prompt_length,
         columns=Columns(config.data.prompt_key, config.data.answer_key),
         is_compared=any(reward in COMPARING for reward in rewards),
+        bad_rows=config.data.bad_rows,
         option=option,
     )
 

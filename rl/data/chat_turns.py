@@ -4,15 +4,20 @@ Knows texts that a chat template makes, and tokens. Does not know files or batch
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from pat_jax.common.errors import shown
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
 # Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
+# Keys of a message by which a turn of the assistant is learned, 1, or not, 0: OpenAI's, axolotl's,
+# ms-swift's.
+LEARNED_KEYS = ("weight", "train", "training", "loss")
 
 Encode = Callable[[str], list[int]]
 Write = Callable[..., str]  # (messages, is_closed), as `HuggingFaceTokenizer.chat_text`
@@ -40,8 +45,11 @@ def mark_turns(
     messages: Sequence[ChatMessage],
     first: int = 0,
     variables: Mapping[str, Any] | None = None,
+    *,
+    only: bool = True,
 ) -> Marked:
-    """Renders a chat up to the end of the assistant's last message, and marks its turns.
+    """Renders a chat up to the end of the assistant's last message, and marks its turns, without
+    those that are not to be learned (`LEARNED_KEYS`).
 
     A turn is the policy's answer to the messages before it. It reaches from the end of the
     template's generation prompt to the first token of `eos_ids`, that token included. If the
@@ -52,6 +60,7 @@ def mark_turns(
       messages: the chat; from index `first` on, at least one message must be the assistant's.
       first: messages before this index are context, whatever their role.
       variables: variables of the template, besides those of every chat.
+      only: whether nothing but the assistant's turns is marked.
 
     Raises:
       ChatTemplateError: the template fails; it leaves out an answer; or it writes messages
@@ -59,15 +68,46 @@ def mark_turns(
     """
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))
-    pieces = list(chat.pieces(first))
+    pieces = list(chat.pieces(first, learns_all=not only))
+    if not any(piece.is_generated for piece in pieces):
+        raise ChatTemplateError("no turn is to be learned: expected one; remove the row.")
     return ended(join_pieces(pieces, tokenizer.encode_chat, tokenizer.encode), tokenizer.eos_ids)
 
 
 def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
-    """Appends an end-of-sequence token, marked as generated, unless the last token is one."""
+    """Appends an end-of-sequence token, marked as the one before, unless the last token is one."""
     if marked.tokens[-1] in eos_ids:
         return marked
-    return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, True])
+    return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, marked.is_generated[-1]])
+
+
+def is_learned(message: ChatMessage) -> bool:
+    """Whether a turn of the assistant is to be learned. Raises ChatTemplateError if a key says
+    neither yes nor no."""
+    told = {key: message[key] for key in LEARNED_KEYS if key in message}
+    if any(value not in (0, 1) for value in told.values()):
+        raise ChatTemplateError(
+            f"a turn of the assistant has {shown(told)}: expected 0 or 1; correct the row."
+        )
+    return all(told.values())
+
+
+def unread_keys(
+    tokenizer: HuggingFaceTokenizer, chat: PromptText, variables: Mapping[str, Any]
+) -> set[str]:
+    """Returns the keys of messages without which the text of the chat is the same."""
+    messages = () if isinstance(chat, str) else chat
+    keys = set[str]().union(*messages) - {"role", "content", *LEARNED_KEYS}
+    if not keys or not tokenizer.has_chat_template:
+        return keys
+
+    def without(names: set[str]) -> str | None:
+        others = [{key: each[key] for key in each if key not in names} for each in messages]
+        with suppress(ChatTemplateError):  # the template needs them
+            return tokenizer.chat_text(others, variables, is_closed=True)
+
+    whole = without(set())
+    return keys if without(keys) == whole else {key for key in keys if without({key}) == whole}
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:
@@ -99,7 +139,7 @@ class _Chat:
     messages: Sequence[ChatMessage]
     whole: str  # as the template writes it
 
-    def pieces(self, first: int) -> Iterator[Piece]:
+    def pieces(self, first: int, *, learns_all: bool) -> Iterator[Piece]:
         later, done = range(first, len(self.messages)), 0
         turns = [i for i in later if self.messages[i]["role"] == ASSISTANT]
         starts = [self._start(i) for i in turns]
@@ -108,8 +148,8 @@ class _Chat:
                 raise _untold(i)
             end = self._end(i, start, limit)
             self._check_is_rendered(i, self.whole[start:end])
-            yield Piece(self.whole[done:start], False)
-            yield Piece(self.whole[start:end], True)
+            yield Piece(self.whole[done:start], learns_all)
+            yield Piece(self.whole[start:end], is_learned(self.messages[i]))
             done = end
 
     def _start(self, i: int) -> int:
@@ -152,8 +192,9 @@ class _Chat:
         """
         for text in self.eos_texts:
             rendered = rendered.replace(text, "")
-        content, rendered = ("".join(x.split()) for x in (self.messages[i]["content"], rendered))
-        if not content or content == rendered:
+        message = self.messages[i]
+        content, rendered = ("".join(x.split()) for x in (message["content"], rendered))
+        if content == rendered if content else rendered or not message.get("tool_calls"):
             return
         if not rendered or _PROBE not in self._probed(i):
             raise _unsaid(i)

@@ -1,6 +1,6 @@
 """Reads examples of supervised fine-tuning from files, by these columns:
 
-    prompt + completion    text or chat messages, each
+    prompt + completion    text or chat messages, each; with the columns of `prompt_columns.py`
     messages               a chat
     text                   a text, like a whole text file (`text_files.py`)
 
@@ -10,19 +10,23 @@ error names file, line or row, and field. Does not know file formats (`row_files
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
-    check_messages,
     column_names,
     find_column,
+    made,
     present,
     refuse_media,
     text_or_chat,
 )
+from pat_jax.rl.data.prompt_columns import PROMPT_TEXTS, read_prompt, with_system, without_prompt
 from pat_jax.rl.data.row_files import Record, listed, read_records
+from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatten_messages
 
 
@@ -51,6 +55,10 @@ class Completion:
     variables: Mapping[str, Any]  # of the chat template, besides those of every chat
 
     @property
+    def messages(self) -> Sequence[ChatMessage]:
+        return [*as_messages(self.prompt, "user"), *as_messages(self.completion, ASSISTANT)]
+
+    @property
     def text(self) -> str:
         """The text whose hash decides whether the example is held out: the prompt's."""
         return flatten_messages(self.prompt)
@@ -76,33 +84,36 @@ class PlainText:
 ExampleRow = Completion | Conversation | PlainText
 
 
-def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list[ExampleRow]:
-    """Returns every row of the file.
+def read_example_file(
+    path: Path, columns: ExampleColumns | None = None, report: RowReport | None = None
+) -> list[ExampleRow]:
+    """Returns every row of the file that can be used.
 
     Args:
       columns: the columns that the user has named.
+      report: counts what happens to rows.
 
     Raises:
       UserError: the file or one of its rows cannot be used.
     """
-    records, named = read_records(path), columns or ExampleColumns()
-    prompt = find_column(records, named.prompt, ("prompt",), "data.prompt_key")
+    report, named = report or RowReport(), columns or ExampleColumns()
+    records = read_records(path, report)
+    prompt = find_column(records, named.prompt, PROMPT_TEXTS, "data.prompt_key")
     completion = find_column(records, named.completion, ("completion",), "data.completion_key")
     messages = find_column(records, named.messages, ("messages",), "data.messages_key")
     text = find_column(records, named.text, ("text",), "data.text_key")
-    refuse_media(records)
     if prompt and prompt == completion:
         raise UserError(
             f"{path}: the column {prompt!r} cannot be both prompt and completion: expected two columns; "
             "name them with --data.prompt_key and --data.completion_key."
         )
     if prompt and completion:
-        return [_completion(record, prompt, completion) for record in records]
-    if messages:
-        return [_conversation(record, messages) for record in records]
-    if text:
-        return [_plain_text(record, text) for record in records]
-    raise UserError(_no_example(path, column_names(records)))
+        row = partial(_completion, report, prompt, completion)
+    elif messages or text:
+        row = partial(_conversation, messages) if messages else partial(_plain_text, text)
+    else:
+        raise UserError(_no_example(path, column_names(records)))
+    return list(made(row, records, report))
 
 
 def _no_example(path: Path, names: Sequence[str]) -> str:
@@ -122,29 +133,36 @@ def _where(record: Record, key: str) -> str:
     return f"{record.where}, field {key!r}"
 
 
-def _completion(record: Record, prompt_key: str, completion_key: str) -> Completion:
-    prompt, completion = text_or_chat(record, prompt_key), text_or_chat(record, completion_key)
+def _completion(
+    report: RowReport, prompt_key: str, completion_key: str, record: Record
+) -> Completion:
+    refuse_media(record)
+    completion, prompt = text_or_chat(record, completion_key), read_prompt(record, prompt_key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
         raise record.complain(
             prompt_key, prompt, "a last message that the assistant answers, not one of its own"
         )
     if not isinstance(completion, str) and completion[0]["role"] != ASSISTANT:
         raise record.complain(completion_key, completion, "a first message of the assistant")
-    variables = record.template_variables(prompt_key, completion_key)
-    return Completion(_where(record, completion_key), prompt, completion, variables)
+    (rest,) = without_prompt(prompt, [completion])
+    report.num_repeating += rest is not completion
+    prompt, variables = with_system(record, prompt), record.template_variables()
+    return Completion(_where(record, completion_key), prompt, rest, variables)
 
 
-def _conversation(record: Record, key: str) -> Conversation:
-    messages = present(record, key)
-    if not isinstance(messages, list):
+def _conversation(key: str, record: Record) -> Conversation:
+    refuse_media(record)
+    messages = text_or_chat(record, key)
+    if isinstance(messages, str):
         raise record.complain(key, messages, "a list of chat messages")
-    check_messages(record, key, messages)
+    messages = as_messages(with_system(record, messages), "user")
     if not any(message["role"] == ASSISTANT for message in messages):
         raise record.complain(key, messages, "at least one message of the assistant to learn from")
-    return Conversation(_where(record, key), messages, record.template_variables(key))
+    return Conversation(_where(record, key), messages, record.template_variables())
 
 
-def _plain_text(record: Record, key: str) -> PlainText:
+def _plain_text(key: str, record: Record) -> PlainText:
+    refuse_media(record)
     value = present(record, key)
     if not isinstance(value, str) or not value.strip():
         raise record.complain(key, value, "text that is not empty")

@@ -5,7 +5,7 @@ Knows rows, tokens, splits and epochs. Does not know file formats (`example_file
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ from pat_jax.rl.data.chat_turns import (
     ended,
     join_pieces,
     mark_turns,
+    unread_keys,
 )
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import (
@@ -34,11 +35,12 @@ from pat_jax.rl.data.example_files import (
 from pat_jax.rl.data.limits import A_LIMIT, keeps_most
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.row_files import RECORD_FORMATS
+from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_files import is_text_file, read_text_file
 from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, flatten_messages
 
 Each = TypeVar("Each", bound=Example | Pair)
 
@@ -82,6 +84,7 @@ class Read:
     max_length: int
     is_truncated: bool
     option: str  # name of the option that sets `max_length`
+    report: RowReport
     train: list[Example] = field(default_factory=list)
     heldout: list[Example] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)  # lengths of examples left out, or cut
@@ -93,8 +96,9 @@ class Read:
         what = f"{len(self.too_long):,} longer than {self.max_length:,} tokens"
         if not self.is_truncated:
             hint = keeps_most(sum(counts.values()), self.too_long, self.option)
-            return f"examples: {kept}; left out: {what}{hint}"
-        return f"examples: {kept}; cut: {what}; left out: {self.num_unlearned:,} cut before what is learned"
+            return f"examples: {kept}; left out: {what}{hint}{self.report}"
+        cut = f"{self.num_unlearned:,} cut before what is learned"
+        return f"examples: {kept}; cut: {what}; left out: {cut}{self.report}"
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class ExampleReader:
       completion_only: learn the completion and not the prompt.
       assistant_only: in a chat, learn only the assistant's tokens.
       option: name of the option that sets `max_length`, for messages.
+      bad_rows: see `RowReport`.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -116,6 +121,7 @@ class ExampleReader:
     completion_only: bool = True
     assistant_only: bool = True
     option: str = A_LIMIT
+    bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> Read | TextRead:
         """Reads all files.
@@ -127,26 +133,28 @@ class ExampleReader:
         Raises:
           UserError: a file or one of its rows cannot be used, or some rows are texts and some not.
         """
-        found = Read(self.max_length, self.is_truncated, self.option)
+        report = RowReport(self.bad_rows)
+        found = Read(self.max_length, self.is_truncated, self.option, report)
         subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
         texts = TextReader(self.tokenizer, heldout_share)
         forms = dict[bool, str]()  # where a text is, and where something else
-        for row in chain.from_iterable(map(self._rows, paths)):
+        for row in chain.from_iterable(self._rows(path, report) for path in paths):
             forms.setdefault(isinstance(row, PlainText), row.where)
-            if isinstance(row, PlainText):
-                texts.add(row.text)
-            elif (example := self._example(row, found)) is not None:
-                subsets[subset_of(row.text, heldout_share)].append(example)
+            with report.row():
+                if isinstance(row, PlainText):
+                    texts.add(row.text)
+                elif (example := self._example(row, found)) is not None:
+                    subsets[subset_of(row.text, heldout_share)].append(example)
         if len(forms) == 2:
             raise UserError(
                 f"{forms[True]}, is plain text, but {forms[False]}, is an example: expected only one of the two, "
                 "because plain text is cut into rows and examples are not; train on one after the other."
             )
-        return texts.result(self.max_length) if True in forms else found
+        return replace(texts.result(self.max_length), report=report) if True in forms else found
 
-    def _rows(self, path: Path) -> Sequence[ExampleRow]:
+    def _rows(self, path: Path, report: RowReport) -> Sequence[ExampleRow]:
         if not is_text_file(path):
-            return read_example_file(path, self.columns)
+            return read_example_file(path, self.columns, report)
         if self.columns and (named := self.columns.named):
             raise UserError(
                 f"option --data.{named[0]}_key names a column, but {path} is plain text without columns: "
@@ -158,8 +166,9 @@ class ExampleReader:
         """Returns a row's example; None if it is left out, and counts it in `found`."""
         try:
             tokens, is_learned = self.marked(row)
+            found.report.count_keys(unread_keys(self.tokenizer, row.messages, row.variables))
         except ChatTemplateError as error:
-            raise UserError(f"{row.where}: {error}") from None
+            raise BadRow(f"{row.where}: {error}") from None
         if len(tokens) > self.max_length:
             found.too_long.append(len(tokens))
             if not self.is_truncated:
@@ -179,31 +188,21 @@ class ExampleReader:
           ChatTemplateError: the chat template cannot render it.
         """
         match row:
-            case Conversation(messages=messages):
-                return self._of_chat(row, messages, 0, only=self.assistant_only)
-            case Completion(prompt=str(prompt), completion=str(completion)) if (
-                not self.tokenizer.has_chat_template
-            ):
+            case Conversation():
+                return self._of_chat(row, 0, only=self.assistant_only)
+            case Completion(completion=str(completion)) if not self.tokenizer.has_chat_template:
                 self.tokenizer.check_template(row.variables)
+                prompt = flatten_messages(row.prompt)
                 pieces = [Piece(prompt, not self.completion_only), Piece(completion, True)]
                 joined = join_pieces(pieces, self.tokenizer.encode_text, self.tokenizer.encode)
                 return ended(joined, self.tokenizer.eos_ids)
             case Completion():
-                before = as_messages(row.prompt, "user")
-                messages = [*before, *as_messages(row.completion, ASSISTANT)]
-                return self._of_chat(row, messages, len(before), only=self.completion_only)
+                before = len(as_messages(row.prompt, "user"))
+                return self._of_chat(row, before, only=self.completion_only)
 
-    def _of_chat(
-        self,
-        row: Completion | Conversation,
-        messages: Sequence[ChatMessage],
-        first: int,
-        *,
-        only: bool,
-    ) -> Marked:
+    def _of_chat(self, row: Completion | Conversation, first: int, *, only: bool) -> Marked:
         check_has_template(self.tokenizer, row.where)
-        marked = mark_turns(self.tokenizer, messages, first, row.variables)
-        return marked if only else Marked(marked.tokens, [True] * len(marked.tokens))
+        return mark_turns(self.tokenizer, row.messages, first, row.variables, only=only)
 
 
 def check_has_template(tokenizer: HuggingFaceTokenizer, where: str) -> None:

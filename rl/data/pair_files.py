@@ -1,7 +1,8 @@
 """Reads preference pairs from files, by these columns:
 
     chosen, rejected    each a text or chat messages: the preferred response, and the other
-    prompt              optional: what both answer; without it, both begin with the prompt (TRL)
+    prompt              optional: what both answer, and the other columns of `prompt_columns.py`;
+                        without them, both begin with the prompt (TRL)
     margin              optional, a number: by how much the reward of `chosen` is to be the larger
     subset              optional, a name: RewardBench gives its accuracy for each
 
@@ -9,9 +10,12 @@ Case does not matter. Knows columns and what may be in them: every error names f
 and field. Does not know file formats (`row_files.py`), nor tokens.
 """
 
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,17 @@ from pat_jax.rl.data.columns import (
     column_names,
     find_column,
     lookup,
+    made,
     present,
     refuse_media,
     text_or_chat,
 )
+from pat_jax.rl.data.prompt_columns import PROMPT_TEXTS, read_prompt, with_system, without_prompt
 from pat_jax.rl.data.row_files import Record, listed, read_records
-from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText, flatten_messages
+from pat_jax.rl.data.row_report import BadRow, RowReport
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatten_messages
+
+_LARGEST = 3.4e38  # of float32
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,9 @@ class PairColumns:
     chosen: str = ""
     rejected: str = ""
     margin: str = ""
+
+
+_KNOWN = {name: (name,) for name in PairColumns.__dataclass_fields__} | {"prompt": PROMPT_TEXTS}
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,9 @@ class PairRow:
     subset: str
     variables: Mapping[str, Any]  # of the chat template, besides those of every chat
 
+    def messages(self, response: PromptText) -> Sequence[ChatMessage]:
+        return [*as_messages(self.prompt or [], "user"), *as_messages(response, ASSISTANT)]
+
     @property
     def text(self) -> str:
         """The text whose hash decides whether the pair is held out: the prompt or, if there is
@@ -61,20 +76,24 @@ class PairRow:
         return flatten_messages(self.prompt or self.chosen)
 
 
-def read_pair_file(path: Path, columns: PairColumns | None = None) -> list[PairRow]:
-    """Returns every row of the file.
+def read_pair_file(
+    path: Path, columns: PairColumns | None = None, report: RowReport | None = None
+) -> list[PairRow]:
+    """Returns every row of the file that can be used.
 
     Args:
       columns: the columns that the user has named.
+      report: counts what happens to rows.
 
     Raises:
       UserError: the file or one of its rows cannot be used.
     """
-    records, named = read_records(path, of="pairs"), columns or PairColumns()
+    report, named = report or RowReport(), columns or PairColumns()
+    records = read_records(path, report, of="pairs")
     found = PairColumns(
         *(
-            find_column(records, getattr(named, name), (name,), f"data.{name}_key")
-            for name in ("prompt", "chosen", "rejected", "margin")
+            find_column(records, getattr(named, name), known, f"data.{name}_key")
+            for name, known in _KNOWN.items()
         )
     )
     if not found.chosen or not found.rejected:
@@ -82,11 +101,11 @@ def read_pair_file(path: Path, columns: PairColumns | None = None) -> list[PairR
             f"{path} has the columns {listed(column_names(records))}: expected chosen and rejected; "
             "name those that hold them with --data.chosen_key and --data.rejected_key."
         )
-    refuse_media(records)
-    return [_row(record, found) for record in records]
+    return list(made(partial(_row, names=found, report=report), records, report))
 
 
-def _row(record: Record, names: PairColumns) -> PairRow:
+def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
+    refuse_media(record)
     chosen, rejected = (text_or_chat(record, key) for key in (names.chosen, names.rejected))
     if isinstance(chosen, str) != isinstance(rejected, str):
         expected = f"text or messages as in {names.chosen!r}, of one kind"
@@ -96,36 +115,67 @@ def _row(record: Record, names: PairColumns) -> PairRow:
             f"another response than in {names.chosen!r}, as nothing is learned from equal ones"
         )
         raise record.complain(names.rejected, rejected, expected)
-    given = text_or_chat(record, names.prompt) if names.prompt else None
-    prompt, chosen, rejected = _split(given, chosen, rejected)
-    _check_answered(record, names, given, (chosen, rejected))
+    given = read_prompt(record, names.prompt) if names.prompt else None
+    whole = chosen, rejected
+    _check_answered(record, names, given, whole)
+    prompt, chosen, rejected = _split(record, names, given, *whole)
+    is_repeating = whole != (chosen, rejected) and len(record.read) > 2
+    prompt = with_system(record, prompt, given or "") if prompt else None
     subset = lookup(record.fields, "subset")
+    record.read.append("subset")
+    margin = _margin(record, names.margin) if names.margin else 0.0
+    report.num_repeating += is_repeating
     return PairRow(
         f"{record.where}, fields {names.chosen!r} and {names.rejected!r}",
         prompt,
         chosen,
         rejected,
-        _margin(record, names.margin) if names.margin else 0.0,
+        margin,
         subset if isinstance(subset, str) else "",
-        record.template_variables(names.prompt, names.chosen, names.rejected, names.margin),
+        record.template_variables(),
     )
 
 
 def _split(
-    prompt: PromptText | None, chosen: PromptText, rejected: PromptText
-) -> tuple[PromptText | None, PromptText, PromptText]:
+    record: Record,
+    names: PairColumns,
+    given: PromptText | None,
+    chosen: PromptText,
+    rejected: PromptText,
+) -> Sequence[Any]:
     """Returns the prompt and what follows it in either text, in the forms of `PairRow`."""
     if isinstance(chosen, str) or isinstance(rejected, str):
-        if prompt is None or isinstance(prompt, str):
-            return prompt, chosen, rejected
-        return prompt, as_messages(chosen, ASSISTANT), as_messages(rejected, ASSISTANT)
-    if prompt is not None and chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
-        return as_messages(prompt, "user"), chosen, rejected
-    # Whole chats. If there is a prompt as well, it is a copy of how they begin.
-    most = min(len(chosen), len(rejected)) - 1  # at least one message is a response
-    pairs = zip(chosen[:most], rejected[:most], strict=True)
-    shared = next((i for i, (one, other) in enumerate(pairs) if one != other), most)
-    return chosen[:shared], chosen[shared:], rejected[shared:]
+        if given is None and _begin_alike(chosen, rejected):
+            return None, chosen, rejected
+    elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
+        # Whole chats. If there is a prompt as well, it is a copy of how they begin.
+        both = (
+            [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
+            for chat in (chosen, rejected)
+        )
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))
+        )
+        prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
+        asked = flatten_messages(as_messages(given or "", "user")[-1:])
+        if asked.strip() not in flatten_messages(prompt):
+            del record.read[2:]  # nothing is made of any column but the responses
+        if shared and all(each[0]["role"] == ASSISTANT for each in answers):
+            return prompt, *answers
+        given = None
+    if given is None:
+        raise BadRow(
+            f"{record.where}, fields {names.chosen!r} and {names.rejected!r}, begin with no prompt in "
+            f"common, and no column is known to hold it (there are {listed(record.fields)}): expected "
+            "two responses to one prompt; name its column with --data.prompt_key."
+        )
+    return given, *without_prompt(given, (chosen, rejected))
+
+
+def _begin_alike(chosen: PromptText, rejected: PromptText) -> bool:
+    """Whether two texts have a beginning in common, and not just the letters of different words."""
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    return bool(re.sub(r"\w+$", "", "".join(str(one) for one, _ in both)).strip())
 
 
 def _check_answered(
@@ -145,6 +195,7 @@ def _check_answered(
 
 def _margin(record: Record, key: str) -> float:
     value = present(record, key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise record.complain(key, value, "a finite number")
-    return float(value)
+    is_number = not isinstance(value, bool) and isinstance(value, int | float | Decimal)
+    if is_number and -_LARGEST <= value <= _LARGEST:  # not so for NaN
+        return float(value)
+    raise record.complain(key, value, "a finite number")

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.common.errors import UserError
-from pat_jax.rl.data.chat_turns import Marked, as_messages, ended
+from pat_jax.rl.data.chat_turns import Marked, ended, unread_keys
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import Completion
 from pat_jax.rl.data.examples import ExampleReader, check_has_template
 from pat_jax.rl.data.limits import A_LIMIT, keeps_most
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns, PairRow, read_pair_file
+from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.scored_text import until_padding
-from pat_jax.rl.text.tokenizer import ASSISTANT, HuggingFaceTokenizer, PromptText
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, PromptText, flatten_messages
 
 
 @dataclass
@@ -30,6 +30,7 @@ class PairsRead:
 
     max_length: int
     option: str  # name of the option that sets `max_length`
+    report: RowReport
     train: list[Pair] = field(default_factory=list)
     heldout: list[Pair] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)  # tokens of the longer text of those left out
@@ -44,7 +45,7 @@ class PairsRead:
         """How many pairs were left out and why, in words."""
         hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         what = f"{len(self.too_long):,} with more than {self.max_length:,} tokens in a text"
-        return f"left out: {what}{hint}"
+        return f"left out: {what}{hint}{self.report}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class PairReader:
       pad_id: the reward model's `pad_token_id`: as in transformers, its score is read at the last
         token that is another one.
       option: name of the option that sets `max_length`, for messages.
+      bad_rows: see `RowReport`.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -67,6 +69,7 @@ class PairReader:
     columns: PairColumns | None = None
     pad_id: int | None = None
     option: str = A_LIMIT
+    bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> PairsRead:
         """Reads all files.
@@ -78,30 +81,34 @@ class PairReader:
         Raises:
           UserError: a file or one of its rows cannot be used.
         """
-        found = PairsRead(self.max_length, self.option)
+        found = PairsRead(self.max_length, self.option, report := RowReport(self.bad_rows))
         subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
-        for row in chain.from_iterable(read_pair_file(path, self.columns) for path in paths):
-            pair = self._pair(row)
-            longest = max(len(pair.chosen), len(pair.rejected))
-            if longest > self.max_length:
-                found.too_long.append(longest)
-            else:
-                subsets[subset_of(row.text, heldout_share)].append(pair)
+        files = (read_pair_file(path, self.columns, report) for path in paths)
+        for row in chain.from_iterable(files):
+            with report.row():
+                pair = self._pair(row, report)
+                longest = max(len(pair.chosen), len(pair.rejected))
+                if longest > self.max_length:
+                    found.too_long.append(longest)
+                else:
+                    subsets[subset_of(row.text, heldout_share)].append(pair)
         return found
 
-    def _pair(self, row: PairRow) -> Pair:
+    def _pair(self, row: PairRow, report: RowReport) -> Pair:
         try:
             chosen, rejected = self._marked(row)
+            chats = map(row.messages, (row.chosen, row.rejected))
+            report.count_keys(*(unread_keys(self.tokenizer, x, row.variables) for x in chats))
         except ChatTemplateError as error:
-            raise UserError(f"{row.where}: {error}") from None
+            raise BadRow(f"{row.where}: {error}") from None
         if chosen.tokens == rejected.tokens:
-            raise UserError(
+            raise BadRow(
                 f"{row.where}, are the same {len(chosen.tokens):,} tokens: expected responses that differ by "
                 "more than the tokenizer or its chat template leaves out; correct this row or remove it."
             )
         texts = _example(chosen, self.is_scored), _example(rejected, self.is_scored)
         if not all(text.in_loss.any() for text in texts):
-            raise UserError(
+            raise BadRow(
                 f"{row.where}: one is the beginning of the other, its end token included, so that it has no "
                 "token of its own to learn: expected two responses; correct this row or remove it."
             )
@@ -122,12 +129,11 @@ class PairReader:
     def _scored(self, row: PairRow, response: PromptText) -> Marked:
         """Returns a text as a reward model reads it, with its last token in the loss."""
         is_text = row.prompt is None or not self.tokenizer.has_chat_template
-        if is_text and isinstance(row.prompt, str | None) and isinstance(response, str):
-            tokens = self._text(row, f"{row.prompt or ''}{response}").tokens
+        if is_text and isinstance(response, str):
+            tokens = self._text(row, flatten_messages(row.prompt or "") + response).tokens
         else:
             check_has_template(self.tokenizer, row.where)
-            messages = [*as_messages(row.prompt or [], "user"), *as_messages(response, ASSISTANT)]
-            text = self.tokenizer.chat_text(messages, row.variables, is_closed=True)
+            text = self.tokenizer.chat_text(row.messages(response), row.variables, is_closed=True)
             tokens = self.tokenizer.encode_chat(text)
         tokens = until_padding(np.array(tokens), self.pad_id).tolist()
         return Marked(tokens, [False] * (len(tokens) - 1) + [True])

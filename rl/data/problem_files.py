@@ -1,17 +1,12 @@
 """Reads problems from files, and finds the columns of prompts and answers.
 
-    prompt       text or chat messages      verl, DAPO-Math-17k, TRL
-    problem      text                       DeepScaleR, MATH-500, AIME
-    question     text                       GSM8K, AIME
-    messages     chat messages
-
-The first of these columns that a file has is the prompt, and the first of `ANSWERS` the answer;
-case does not matter. Knows columns and what may be in them: every error names file, line or row,
-and field. Does not know file formats (`row_files.py`), nor tokens, splits or order.
+The first of `PROMPTS` that a file has is the prompt (`prompt_columns.py`), and the first of
+`ANSWERS` the answer; case does not matter. Knows columns and what may be in them: every error names
+file, line or row, and field. Does not know file formats (`row_files.py`), nor tokens, splits or
+order.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,9 +15,10 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing, text_or_chat
+from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, made, missing
+from pat_jax.rl.data.prompt_columns import PROMPTS, read_prompt, with_system
 from pat_jax.rl.data.row_files import Record, listed, read_records
-from pat_jax.rl.data.template_columns import media_columns
+from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.rewards.final_answer import final_answer
 from pat_jax.rl.rewards.math_notation import without_grouping
 from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
@@ -34,7 +30,6 @@ RESERVED_COLUMNS = (
     *("prompts", "completions", "finish_reason"),
     *("prompt_ids", "completion_ids", "is_thinking"),
 )
-PROMPTS = ("prompt", "problem", "question", "messages")
 STATED = ("problem", "question")  # columns whose texts get `INSTRUCTION`
 SOLUTION = "solution"  # this column is the answer or ends in it
 MARK = "####"  # stands before the answer in GSM8K's solutions, which are in its column `answer`
@@ -64,38 +59,45 @@ class ProblemFile:
     rows: Sequence[Row]
     last_number: int  # number of the last row, left out or not
     without_answer: Sequence[str]  # places where the answer is null, or not found in its solution
-    media: Mapping[str, int]  # columns with images, videos or sound, and how many rows have one
 
 
 def read_problem_file(
-    path: Path, columns: Columns | None = None, *, is_compared: bool = True
+    path: Path,
+    columns: Columns | None = None,
+    report: RowReport | None = None,
+    *,
+    is_compared: bool = True,
 ) -> ProblemFile:
-    """Returns every row of the file that has an answer.
+    """Returns every row of the file that can be used and has an answer.
 
     Args:
       columns: the columns that the user has named.
+      report: counts what happens to rows.
       is_compared: whether rewards compare texts with the answer, which must then be a text or a
         number. Reward functions of the user may take a list, or need no answer.
 
     Raises:
       UserError: the file or one of its rows cannot be used.
     """
-    records = read_records(path)
+    report = report or RowReport()
+    records = read_records(path, report)
     prompt_key, answer_key = _keys(path, records, columns or Columns())
     answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
-    rows: list[Row] = []
     without_answer: list[str] = []
-    media: Counter[str] = Counter()
-    for record in records:
+
+    def row(record: Record) -> Row | None:
         answer = _answer(record, answer_key, has_marks=has_marks, is_compared=is_compared)
+        record.read.extend((answer_key, *ANSWERS))
         if answer is None:
+            record.read.extend(record.fields)  # left out with what else it has
             without_answer.append(f"{record.where}, field {answer_key!r}")
-            continue
-        media.update(set(media_columns(record.fields)) - {prompt_key, answer_key})
-        rows.append(_row(record, prompt_key, answer_key, answer))
-    return ProblemFile(rows, records[-1].number, without_answer, media)
+            return None
+        return _row(record, prompt_key, answer)
+
+    rows = [row for row in made(row, records, report) if row]
+    return ProblemFile(rows, records[-1].number, without_answer)
 
 
 def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str, str]:
@@ -115,11 +117,13 @@ def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str,
     return prompt_key, answer_key
 
 
-def _row(record: Record, prompt_key: str, answer_key: str, answer: dict[str, object]) -> Row:
-    text, prompt = _prompt(record, prompt_key)
-    where = f"{record.where}, field {prompt_key!r}"
-    variables = record.template_variables(prompt_key, answer_key)
-    return Row(record.number, where, text, prompt, variables, _others(record, prompt_key) | answer)
+def _row(record: Record, key: str, answer: dict[str, object]) -> Row:
+    value = read_prompt(record, key)
+    is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
+    prompt = with_system(record, f"{value}\n{INSTRUCTION}" if is_stated else value)
+    where, text = f"{record.where}, field {key!r}", flatten_messages(value)
+    variables = record.template_variables()
+    return Row(record.number, where, text, prompt, variables, _others(record, key) | answer)
 
 
 def _others(record: Record, prompt_key: str) -> dict[str, object]:
@@ -130,14 +134,6 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
                 "functions already have an argument with this name; rename the field."
             )
     return {name: value for name, value in record.fields.items() if name != prompt_key}
-
-
-def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
-    """Returns the problem's text, and the prompt that the policy reads."""
-    value = text_or_chat(record, key)
-    text = flatten_messages(value)
-    is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
-    return text, f"{value}\n{INSTRUCTION}" if is_stated else value
 
 
 def _answer(
@@ -173,6 +169,8 @@ def _as_text(value: object) -> str | None:
         return value.strip() or None
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # integers become 70.0 in a column where a number is missing
     return str(value) if isinstance(value, int) or math.isfinite(value) else None

@@ -5,19 +5,20 @@ an epoch (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` 
 """
 
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.chat_turns import unread_keys
 from pat_jax.rl.data.epochs import Cursor, Epochs
 from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
 from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
+from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import Tokenizer, flatten_messages
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages
 
 HELDOUT_SHARE = 0.1
 
@@ -101,20 +102,18 @@ class ProblemSplits:
     max_prompt_length: int
     too_long: Sequence[int | None]  # lengths of prompts left out; None: not known
     without_answer: Sequence[str]  # places of rows without an answer
-    media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
+    report: RowReport
     option: str  # name of the option that sets `max_prompt_length`
 
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
         counts = (_count(one, what) for what, one in sets.items() if len(one))
         first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
-        unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
         hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         return (
             f"problems: {', '.join(counts) or 'none'}; left out: {len(self.too_long)} longer than "
             f"{self.max_prompt_length} tokens{hint}, "
-            f"{len(self.without_answer)} without an answer{first}"
-            + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")
+            f"{len(self.without_answer)} without an answer{first}{self.report}"
         )
 
 
@@ -134,6 +133,7 @@ def load_problems(
     heldout_share: float = HELDOUT_SHARE,
     columns: Columns | None = None,
     is_compared: bool = True,
+    bad_rows: BadRows = "",
     option: str = A_LIMIT,
 ) -> ProblemSplits:
     """Reads, tokenises, filters and splits files of problems.
@@ -143,13 +143,16 @@ def load_problems(
 
     Args:
       columns, is_compared: see `read_problem_file`.
+      bad_rows: see `RowReport`.
       option: name of the option that sets `max_prompt_length`, for messages.
 
     Raises:
       UserError: a file or one of its rows cannot be used.
     """
-    files = [read_problem_file(path, columns, is_compared=is_compared) for path in paths]
-    prompts, too_long = _prompts(files, _Tokens(tokenizer, max_prompt_length), heldout_share)
+    report, told = RowReport(bad_rows), {"is_compared": is_compared}
+    files = [read_problem_file(path, columns, report, **told) for path in paths]
+    tokens = _Tokens(tokenizer, max_prompt_length)
+    prompts, too_long = _prompts(files, tokens, heldout_share, report)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
@@ -157,13 +160,13 @@ def load_problems(
         max_prompt_length=max_prompt_length,
         too_long=too_long,
         without_answer=[where for file in files for where in file.without_answer],
-        media=sum((Counter(file.media) for file in files), Counter()),
+        report=report,
         option=option,
     )
 
 
 def _prompts(
-    files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float
+    files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float, report: RowReport
 ) -> tuple[dict[Subset, list[Prompt]], list[int | None]]:
     """Returns the prompts that are short enough by split, and the lengths of the others."""
     prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
@@ -171,13 +174,16 @@ def _prompts(
     before = 0
     for file in files:
         for row in file.rows:
-            if isinstance(found := tokens.of(row), tuple):
+            with report.row():
+                if not isinstance(found := tokens.of(row), tuple):
+                    too_long.append(found)
+                    continue
+                if isinstance(tokens.tokenizer, HuggingFaceTokenizer):
+                    report.count_keys(unread_keys(tokens.tokenizer, row.prompt, row.variables))
                 text = flatten_messages(row.prompt)
                 messages = () if isinstance(row.prompt, str) else row.prompt
                 prompt = Prompt(before + row.number, found, text, row.columns, messages)
                 prompts[subset_of(row.text, heldout_share)].append(prompt)
-            else:
-                too_long.append(found)
         before += file.last_number
     return prompts, too_long
 
@@ -186,7 +192,7 @@ class _Tokens:
     """Tokenizes each prompt once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self.tokenizer, self._max_length = tokenizer, max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: Row) -> tuple[int, ...] | int | None:
@@ -204,7 +210,7 @@ class _Tokens:
             return None
         given = (row.variables,) if row.variables else ()
         try:
-            tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
+            tokens = tuple(self.tokenizer.encode_prompt(row.prompt, *given))
         except ChatTemplateError as error:
-            raise UserError(f"{row.where}: {error}") from None
+            raise BadRow(f"{row.where}: {error}") from None
         return tokens if len(tokens) <= self._max_length else len(tokens)

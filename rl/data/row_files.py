@@ -6,13 +6,15 @@ Knows files and their errors: every message names file, line or row. Does not kn
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.rl.data.template_columns import ColumnError, template_variables
+from pat_jax.rl.data.row_report import BadRow, RowReport
+from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
 
 MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
@@ -27,50 +29,61 @@ class Record:
     unit: str  # "line" or "row"
     number: int  # from 1: the line of a JSON-lines file, the position in the others
     fields: Mapping[str, object]
+    read: list[str] = field(default_factory=list)  # columns that something has been made of
+
+    @property
+    def unread(self) -> list[str]:
+        """The other columns in which the row has a value."""
+        given = (
+            name for name, value in self.fields.items() if value not in (None, "", b"", [], {})
+        )
+        return [name for name in given if name not in self.read]
 
     @property
     def where(self) -> str:
         return f"{self.path}, {self.unit} {self.number}"
 
-    def complain(self, field: str, value: object, expected: str) -> UserError:
-        return UserError(
+    def complain(self, field: str, value: object, expected: str) -> BadRow:
+        return BadRow(
             f"{self.where}, field {field!r}, is {shown(value)}: expected {expected}; correct this "
             "row or remove it."
         )
 
-    def template_variables(self, *others: str) -> dict[str, Any]:
-        """Returns the variables that the row sets for the chat template.
-
-        Args:
-          others: columns with another meaning, which are ignored whatever their names.
+    def template_variables(self) -> dict[str, Any]:
+        """Returns the variables that the row sets for the chat template, in columns that have not
+        been read for another purpose.
 
         Raises:
           UserError: a variable has a value of the wrong kind.
         """
-        given = {name: value for name, value in self.fields.items() if name not in others}
+        given = {name: value for name, value in self.fields.items() if name not in self.read}
+        self.read.extend((TOOLS, VARIABLES))
         try:
             return template_variables(given)
         except ColumnError as error:
             raise self.complain(error.column, error.value, error.expected) from None
 
 
-def read_records(path: Path, *, of: str = "problems") -> list[Record]:
+def read_records(
+    path: Path, report: RowReport | None = None, *, of: str = "problems"
+) -> list[Record]:
     """Returns every row of the file, at least one.
 
     Args:
+      report: counts bad rows, such as lines that are no JSON; None: they are refused.
       of: what the rows are, for messages.
 
     Raises:
       UserError: the file cannot be read, is damaged, or has no row.
     """
     of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
-    readers: dict[str, Callable[[Path], Iterator[Record]]] = dict(
+    readers: dict[str, Callable[[Path, RowReport], Iterator[Record]]] = dict(
         zip(RECORD_FORMATS, of_formats, strict=True)
     )
     if problem := problem_of(path, readers):
         raise UserError(f"data file {path} {problem}")
     try:
-        records = list(readers[path.suffix.lower()](path))
+        records = list(readers[path.suffix.lower()](path, report or RowReport()))
     except OSError as error:
         raise UserError(
             f"data file {path} cannot be read ({error.strerror or error}): expected a readable file; "
@@ -108,7 +121,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(name[:40] for name in shown_names[:20]) + more or "none"
 
 
-def _read_json(path: Path) -> Iterator[Record]:
+def _read_json(path: Path, report: RowReport) -> Iterator[Record]:
     text = _decode(path, path.read_bytes())
     try:
         values = parse_json(text) if text.strip() else []
@@ -123,26 +136,28 @@ def _read_json(path: Path) -> Iterator[Record]:
             "them in one array."
         )
     for number, value in enumerate(values, start=1):
-        yield _record(path, "row", number, value)
+        with report.row():
+            yield _record(path, "row", number, value)
 
 
-def _read_json_lines(path: Path) -> Iterator[Record]:
+def _read_json_lines(path: Path, report: RowReport) -> Iterator[Record]:
     # As bytes: text is also split at characters that JSON allows inside a string.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                value = parse_json(_decode(path, line, number))
-            except JsonError as error:
-                raise UserError(
-                    f"{path}{error.at(number)}, is {error}: expected one complete object on each line; "
-                    "repair or remove the line."
-                ) from None
-            yield _record(path, "line", number, value)
+            with report.row():
+                try:
+                    value = parse_json(_decode(path, line, number))
+                except JsonError as error:
+                    raise BadRow(
+                        f"{path}{error.at(number)}, is {error}: expected one complete object on each "
+                        "line; repair or remove the line."
+                    ) from None
+                yield _record(path, "line", number, value)
 
 
-def _read_parquet(path: Path) -> Iterator[Record]:
+def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
     import pyarrow  # only Parquet files need it
     import pyarrow.parquet
 
@@ -156,9 +171,10 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             for batch in file.iter_batches(_ROWS_AT_ONCE):
                 num_bytes += sum(map(_num_bytes, batch.columns))
                 _check_size(path, 0, num_bytes)
-                for value in batch.to_pylist():
+                columns = [_values(file, *column) for column in zip(names, batch, strict=True)]
+                for values in zip(*columns, strict=True):
                     number += 1
-                    yield _record(path, "row", number, value)
+                    yield Record(path, "row", number, dict(zip(names, values, strict=True)))
     # What Arrow does not check itself, Python does: text, times, decimal numbers.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -166,6 +182,46 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             f"{path} is not a readable Parquet file (after {number} rows: {reason}): expected an "
             "intact one; write or download it again."
         ) from error
+
+
+def _values(file: Any, name: str, column: Any) -> list[object]:
+    """Returns a column's values as a JSON file would have them: objects for maps, text for bytes
+    that are UTF-8, and what text declared as JSON stands for.
+
+    Raises:
+      ValueError: Python has no such value; the message names the column.
+    """
+    import pyarrow
+
+    kind = str(column.type)
+    try:
+        if kind.startswith("timestamp[ns"):  # Python's have microseconds
+            column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
+        values = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"column {name!r} of type {kind}: {error}") from None
+    leaves = map(file.schema.column, range(len(file.schema)))
+    if any(leaf.path == name and leaf.logical_type.type == "JSON" for leaf in leaves):
+        return [unpacked(value) for value in values]
+    return [_plain(value) for value in values] if "map<" in kind or "binary" in kind else values
+
+
+def unpacked(value: object) -> object:
+    """Returns what JSON text stands for; anything else as it is."""
+    with suppress(JsonError):
+        return parse_json(value) if isinstance(value, str | bytes) else value
+    return value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    if isinstance(value, list) and value and isinstance(value[0], tuple):  # a map
+        value = dict(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _num_bytes(column: Any) -> int:
@@ -189,7 +245,7 @@ def _decode(path: Path, data: bytes, line: int | None = None) -> str:
         return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
     except UnicodeDecodeError as error:
         line = line or data.count(b"\n", 0, error.start) + 1
-        raise UserError(
+        raise BadRow(
             f"{path}, line {line}, is not UTF-8 text ({error.reason}): expected JSON in UTF-8; "
             "convert the file."
         ) from None
@@ -197,7 +253,7 @@ def _decode(path: Path, data: bytes, line: int | None = None) -> str:
 
 def _record(path: Path, unit: str, number: int, value: object) -> Record:
     if not isinstance(value, dict):
-        raise UserError(
+        raise BadRow(
             f"{path}, {unit} {number}, is {shown(value)}: expected an object with fields by name; "
             "correct this row."
         )

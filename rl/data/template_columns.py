@@ -56,17 +56,17 @@ def _value(fields: Mapping[str, object], name: str) -> object:
         except JsonError as error:
             raise ColumnError(name, fields[name], f"JSON, but it is {error}") from None
     else:
-        value = _given(value)
+        value = without_nulls(value)
     if has_lone_surrogate(value):
         raise ColumnError(name, value, "whole characters, but it has half of one")
     return value
 
 
-def _given(value: object) -> object:
-    """Removes nulls in objects, at any depth."""
+def without_nulls(value: object) -> Any:
+    """Removes nulls in objects, at any depth: Parquet fills them in."""
     if isinstance(value, Mapping):
-        return {key: _given(each) for key, each in value.items() if each is not None}
-    return [_given(each) for each in value] if isinstance(value, list) else value
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _is_object(value: object) -> bool:

@@ -116,7 +116,7 @@ def test_parquet_that_python_cannot_hold(tmp_path):
     path = tmp_path / "a.parquet"
     text = pyarrow.array([b"\xff"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"prompt": text}), path)
-    assert "is not a readable Parquet file (after 0 rows: 'utf-8' codec" in refusal(path)
+    assert "file (after 0 rows: column 'prompt' of type string: 'utf-8' codec" in refusal(path)
     when = pyarrow.array([2**62], pyarrow.timestamp("ms"))
     pyarrow.parquet.write_table(pyarrow.table({"when": when}), path)
     assert "is not a readable Parquet file" in refusal(path)

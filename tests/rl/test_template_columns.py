@@ -151,8 +151,7 @@ def test_examples_are_learned_with_their_tools(folder, tmp_path, rows: str):
 def test_what_no_policy_is_shown_is_said_and_not_learned_from(folder, tmp_path, name, value):
     rows = [{"prompt": ASK, "completion": "no", name: each} for each in (None, value, value)]
     path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), HuggingFaceTokenizer(folder)
-    unseen = f"; not shown to the policy, which reads text alone: {name} (2 rows)"
-    assert str(problems(path, tokenizer)).endswith(unseen)
+    assert f"{name} (2 rows)" in str(problems(path, tokenizer)).partition("not shown to")[2]
     with pytest.raises(UserError, match=rf"line 2, field '{name}', is .* reads text alone"):
         ExampleReader(tokenizer, 99).read([path], 0.0)
 
@@ -160,5 +159,5 @@ def test_what_no_policy_is_shown_is_said_and_not_learned_from(folder, tmp_path, 
 def test_a_column_without_any_is_nothing_to_say(folder, tmp_path):
     rows = [{"prompt": ASK, "completion": "no", "images": value} for value in (None, [], "", {})]
     path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), HuggingFaceTokenizer(folder)
-    assert "shown" not in str(problems(path, tokenizer))
+    assert "images" not in str(problems(path, tokenizer))
     assert len(ExampleReader(tokenizer, 99).read([path], 0.0).train) == 4

@@ -63,6 +63,7 @@ def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
         option=_LIMIT,
+        bad_rows=data.bad_rows,
     )
     found = _read(config, data.files, reader)
     heldout = found.evaluated.heldout
@@ -75,7 +76,8 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
     tokenizer = load_tokenizer(config.model, data, model)
     pad_id, _ = padding_of(tokenizer)
-    reader = PairReader(tokenizer, config.max_length, True, columns, pad_id, _LIMIT)
+    limits = config.max_length, True, columns, pad_id, _LIMIT, data.bad_rows
+    reader = PairReader(tokenizer, *limits)
     train, heldout, note = _read(config, data.files, reader).parts(config)
     has_margin = any(pair.margin for pair in (*train, *heldout))
     center = config.center_rewards_coefficient
@@ -86,7 +88,8 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
     data = config.data
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key)
     tokenizer = load_tokenizer(config.model, data, model)
-    reader = PairReader(tokenizer, config.max_length, False, columns, option=_LIMIT)
+    limits = config.max_length, False, columns, None, _LIMIT, data.bad_rows
+    reader = PairReader(tokenizer, *limits)
     parts = _read(config, data.files, reader).parts(config)
     return PreferenceLessons(*parts, config.beta, config.label_smoothing)
 

@@ -1,0 +1,54 @@
+"""Counts what a person should know of the rows of files: those left out, and what nobody reads."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pat_jax.common.errors import UserError
+
+BadRows = Literal["", "refuse", "skip"]  # "": refused, and there is no option to skip them
+
+
+class BadRow(UserError):
+    """A mistake in one row; the others can be used without it."""
+
+
+@dataclass
+class RowReport:
+    bad_rows: BadRows = ""
+    bad: list[str] = field(default_factory=list)  # a sentence for each row left out
+    num_repeating: int = 0  # rows whose responses began with their prompt, which was taken off
+    unread: Counter[str] = field(default_factory=Counter)  # by column, rows with a value in it
+
+    @contextmanager
+    def row(self) -> Iterator[None]:
+        """Leaves out a row that is bad inside, or raises UserError."""
+        try:
+            yield
+        except BadRow as error:
+            sentence = str(error).removesuffix(".")
+            if self.bad_rows != "skip":
+                hint = "; --data.bad_rows skip leaves such rows out" if self.bad_rows else ""
+                raise UserError(f"{sentence}{hint}.") from None
+            self.bad.append(sentence)
+
+    def count_keys(self, *unread: set[str]) -> None:
+        """Counts the keys of a row's messages that its chat template does not write."""
+        self.unread.update(f"{key} of messages" for key in set[str]().union(*unread))
+
+    def __str__(self) -> str:
+        """Clauses that follow others; empty if there is nothing to tell."""
+        text = ""
+        if self.bad:
+            text += f"; bad rows left out: {len(self.bad):,} (the first: {self.bad[0]})"
+        if self.num_repeating:
+            text += (
+                f"; prompts taken off responses that repeat them: in {self.num_repeating:,} rows"
+            )
+        if self.unread:
+            names = (f"{name[:40]} ({count:,} rows)" for name, count in self.unread.most_common(20))
+            more = f" and {len(self.unread) - 20} more" if len(self.unread) > 20 else ""
+            text += f"; not shown to the model: {', '.join(names)}{more}"
+        return text

@@ -1,0 +1,94 @@
+"""Types that a Parquet file declares are read as what they stand for."""
+
+import json
+from datetime import datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.data.example_files import Conversation, read_example_file
+from pat_jax.rl.data.pair_files import read_pair_file
+from pat_jax.rl.data.problem_files import read_problem_file
+from pat_jax.rl.data.row_files import read_records
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+STRUCT = pa.struct([("role", pa.string()), ("content", pa.string())])
+
+
+def write(tmp_path, **columns):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def in_json(*values: object) -> pa.Array:
+    texts = pa.array([json.dumps(value) for value in values])
+    if not hasattr(pa, "json_"):
+        pytest.skip("this pyarrow writes no JSON")
+    return pa.ExtensionArray.from_storage(pa.json_(), texts)
+
+
+MAPS = pa.list_(pa.map_(pa.string(), pa.string()))
+BYTES = pa.list_(pa.struct([("role", pa.binary()), ("content", pa.binary())]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pa.array([CHAT], pa.list_(STRUCT)),
+        lambda: pa.array([CHAT], pa.large_list(STRUCT)),
+        lambda: in_json(CHAT),
+        lambda: pa.array([json.dumps(CHAT)], pa.large_string()),
+        lambda: pa.array([json.dumps(CHAT)]).dictionary_encode(),
+        lambda: pa.array([json.dumps(CHAT).encode()], pa.binary()),
+        lambda: pa.array([[[*message.items()] for message in CHAT]], MAPS),
+        lambda: pa.array([[{k: v.encode() for k, v in x.items()} for x in CHAT]], BYTES),
+        lambda: pa.array([{key: [x[key] for x in CHAT] for key in ("role", "content")}]),
+        lambda: pa.array([[json.dumps(message) for message in CHAT]]),
+    ],
+    ids=["struct", "large", "json", "text", "enum", "binary", "map", "bytes", "lists", "texts"],
+)
+def test_a_chat_is_read_whatever_its_type(tmp_path, make):
+    (row,) = read_example_file(write(tmp_path, messages=make()))
+    assert isinstance(row, Conversation) and row.messages == CHAT
+
+
+def test_text_declared_as_json_is_its_value(tmp_path):
+    path = write(
+        tmp_path,
+        prompt=in_json("2+2?", CHAT[:1]),
+        reward_model=in_json({"ground_truth": 4}, {"ground_truth": "5"}),
+    )
+    one, other = read_problem_file(path).rows
+    assert one.prompt == "2+2?" and other.prompt == CHAT[:1]
+    assert [row.columns["answer"] for row in (one, other)] == ["4", "5"]
+
+
+def test_numbers_times_and_bytes(tmp_path):
+    path = write(
+        tmp_path,
+        prompt=pa.array([b"2+2?"], pa.binary()),
+        answer=pa.array([Decimal("1000.50")]),
+        at=pa.array([1577836800000000001], pa.timestamp("ns", "Europe/Berlin")),
+        image=pa.array([b"\x89PNG\xff"], pa.binary()),
+    )
+    (row,) = read_problem_file(path).rows
+    assert row.prompt == "2+2?" and row.columns["answer"] == "1000.50"
+    at = row.columns["at"]
+    assert isinstance(at, datetime) and at.timestamp() == 1577836800
+    assert row.columns["image"] == b"\x89PNG\xff"
+
+
+def test_a_margin_may_be_a_decimal_number(tmp_path):
+    texts = {name: pa.array([name]) for name in ("prompt", "chosen", "rejected")}
+    (row,) = read_pair_file(write(tmp_path, margin=pa.array([Decimal("1.25")]), **texts))
+    assert row.margin == 1.25
+
+
+def test_a_type_that_python_has_not_is_named(tmp_path):
+    path = write(tmp_path, prompt=pa.array(["a"]), at=pa.array([2**60], pa.timestamp("ms")))
+    with pytest.raises(UserError, match=r"column 'at' of type timestamp\[ms\]"):
+        read_records(path)
