@@ -117,3 +117,39 @@ def test_a_run_with_several_rewards(tmp_path: Path):
         assert f"step {step}/2  reward {row['reward/mean']:6.3f} (compute_score " in output
         assert row["train/grad_norm"] > 0
     assert "could not be scored" not in output
+
+
+DOWN = """
+from pathlib import Path
+
+def works_at_first(prompts, completions):
+    asked = Path(__file__).with_name("asked")
+    count = len(asked.read_text()) if asked.exists() else 0
+    asked.write_text("." * (count + 1))
+    if LIMIT <= count and not Path(__file__).with_name("up").exists():
+        raise ConnectionError("the judge is down")
+    return [float(len(text) % 2) for text in completions]
+"""
+
+
+@pytest.mark.slow  # two whole commands
+@pytest.mark.parametrize("others", [[], ["exact"]])
+def test_a_reward_that_no_longer_works_ends_the_run_which_goes_on_when_it_does(
+    tmp_path: Path, others: list[str]
+):
+    (tmp_path / "mine.py").write_text(DOWN.replace("LIMIT", "4"))
+    options = ["--reward", "mine:works_at_first", *others, "--reward_workers", "1"]
+    options += ["--warm_start.steps", "0", "--steps", "30", "--eval.every", "0", "--run_dir", "here"]
+    options += ["--optimizer.max_skipped", "2"]
+    output = run(*TINY, *options, cwd=tmp_path, code=2)
+    (error,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "mine:works_at_first" in error and "the judge is down" in error
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    failed = [row["reward/failed"] for row in rows]
+    assert failed[0] == 0 and failed[-2:] == [8, 8] and len(rows) < 8
+    (tmp_path / "up").touch()
+    last = rows[-1]["step"]
+    again = ["--resume", "--steps", str(last + 1)]
+    output = run(*TINY, *options, *again, cwd=tmp_path)
+    assert f"resumed after step {last}" in output
+    assert f"rewards failed in 2 of {last + 1} steps" in output
