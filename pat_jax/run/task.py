@@ -260,4 +260,10 @@ def _arithmetic(config: RunConfig) -> Task:
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
     rewards, columns = rewards_of(config, "exact"), columns_of(heldout)
     sets = [HeldoutSet(HELDOUT, heldout)]
-    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns)
+    note = ""
+    if config.train and not config.warm_start.steps:
+        note = (
+            f"note: {config.model!r} begins with random weights and without a warm start: expect no reward; "
+            "add --preset demo, or --warm_start.steps"
+        )
+    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns, note)

@@ -17,18 +17,10 @@ _SIGNS = str.maketrans(
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^{\circ}"},
         **{"±": r"\pm ", "∓": r"\mp "},
         **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
-        **{
-            "％": "%",
-            "，": ",",
-            "：": ":",
-            "。": ".",
-            "（": "(",
-            "）": ")",
-            "ℝ": r"\mathbb{R}",
-            "ℤ": r"\mathbb{Z}",
-        },
+        **{"％": "%", "，": ",", "（": "(", "）": ")", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"},
         **{"√": r"\sqrt", "∛": r"\sqrt[3]", "…": "...", "∖": r"\setminus "},
-        **{"∠": r"\angle ", **dict(zip("０１２３４５６７８９", "0123456789", strict=True))},
+        **{"：": ":", "。": ".", "∠": r"\angle "},
+        **dict(zip("０１２３４５６７８９", "0123456789", strict=True)),
     }
 )
 _ROW = "\ue000"  # ends a row of a matrix while other rules look at backslashes
@@ -64,8 +56,7 @@ _SAME = [  # in this order
         (r"\s+", " "),
         (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,/])", lambda number: number[0].replace(" ", "")),
         (r"\\varnothing(?![a-z])", r"\\emptyset"),
-        (r"\\lbrace(?![a-z])", r"\\{"),
-        (r"\\rbrace(?![a-z])", r"\\}"),
+        (r"\\[lr]brace(?![a-z])", lambda one: r"\{" if one[0] == r"\lbrace" else r"\}"),
         (r"\\not ?=", r"\\ne "),
         (r"\\mathbb ?([A-Z])(?![a-z])", r"\\mathbb{\1}"),
         (r"\{(\\(?:overline|bar|dot) ?\{ ?\d+ ?\})\}", r"\1"),
@@ -86,9 +77,7 @@ _LISTED_DOTS = re.compile(
 _DOTS = r"(?:\.\.\.|\\[lc]?dots)"
 _LEAD = re.compile(r"^[#*\s]*(?:(?:so|thus|therefore|hence|exactly|answer)\b[ ,:]*)+(?=\S)", re.I)
 _COPULA = re.compile(r" (?:is(?! an? )(?: equal to)?|are|equals(?: to)?|equal to)(?: ?:| ) ?")
-_LABEL = re.compile(
-    r"^(?=[^\d=:\\]*?(?:[^\W\d_]{3}|[^\W\d_\x00-\u024f]))([^\d=:\\]+): ?(?=\S)"  # 2:30 has none
-)
+_LABEL = re.compile(r"^(?=[^\d=:\\]*?(?:[^\W\d_]{3}|[^\W\d_\x00-\u024f]))([^\d=:\\]+): ?(?=\S)")
 _REPEATING = [
     re.compile(rf"(?<![\d.])(?P<whole>\d*)\.{end}(?![\d.}}])")
     for end in (

@@ -114,7 +114,7 @@ def _states(sides: Sequence[str], answer: str) -> bool:
 def _same_terms(found: str, answer: str) -> bool:
     """Compares lists with an ellipsis term by term; one may write more terms of the same step."""
     (first, last), (longer, other_last) = sorted(
-        map(_terms, (found, answer)), key=lambda terms: len(terms[0])
+        map(_terms, (found, answer)), key=lambda one: len(one[0])
     )
     steps = [f"({second})-({one})" for one, second in itertools.pairwise(longer)]
     is_regular = len(first) > 1 and all(same_value(step, steps[0]) for step in steps)
@@ -125,11 +125,10 @@ def _same_terms(found: str, answer: str) -> bool:
     )
 
 
-def _terms(written: str) -> tuple[list[str], list[str]]:
+def _terms(written: str) -> list[list[str]]:
     """Returns the terms before an ellipsis and those after it."""
     first, _, last = written.removeprefix(r"\{").removesuffix(r"\}").partition(r"\ldots")
-    terms = [[term for term in part.split(",") if term.strip()] for part in (first, last)]
-    return terms[0], terms[1]
+    return [[term for term in part.split(",") if term.strip()] for part in (first, last)]
 
 
 def _as_text(written: str) -> str:

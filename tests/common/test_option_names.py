@@ -67,7 +67,9 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
     assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
 
 
-@pytest.mark.parametrize("theirs", ["data.validation_set", "data.test_path", "val_fils", "data.eval"])
+@pytest.mark.parametrize(
+    "theirs", ["data.validation_set", "data.test_path", "val_fils", "data.eval"]
+)
 def test_what_is_held_out_is_never_answered_with_what_is_trained_on(theirs: str):
     known = [*OPTIONS[RunConfig], "data"]  # its short form
     near = names.meant(theirs, known)

@@ -139,7 +139,16 @@ def test_a_reward_that_no_longer_works_ends_the_run_which_goes_on_when_it_does(
 ):
     (tmp_path / "mine.py").write_text(DOWN.replace("LIMIT", "4"))
     options = ["--reward", "mine:works_at_first", *others, "--reward_workers", "1"]
-    options += ["--warm_start.steps", "0", "--steps", "30", "--eval.every", "0", "--run_dir", "here"]
+    options += [
+        "--warm_start.steps",
+        "0",
+        "--steps",
+        "30",
+        "--eval.every",
+        "0",
+        "--run_dir",
+        "here",
+    ]
     options += ["--optimizer.max_skipped", "2"]
     output = run(*TINY, *options, cwd=tmp_path, code=2)
     (error,) = (line for line in output.splitlines() if line.startswith("error: "))

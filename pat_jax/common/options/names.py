@@ -19,8 +19,8 @@ _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
 log = logging.getLogger(__name__)
 
-# Sections by use, the most used last: where several have an option of that name, it is meant.
-_BY_USE = ("eval", "algorithm", "rollout", "optimizer", "")
+# Of several sections with an option of that name, the first of these is meant.
+_BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
 _HELD_OUT = re.compile(
     r"(?<![^._])(?:val|valid|validation|test|eval|evaluation|dev|heldout)(?![^._])"
 )
@@ -57,11 +57,6 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
     return UserError(f"unknown option --{name}{where}: {hint}")
 
 
-def _use(name: str) -> int:
-    section = name.rpartition(".")[0]
-    return _BY_USE.index(section) if section in _BY_USE else -1
-
-
 def is_not_offered(name: str) -> bool:
     """Returns whether the name is an option of other projects that pat_jax does not have, and so
     not a typing mistake."""
@@ -72,7 +67,8 @@ def meant(name: str, known: Collection[str]) -> str | None:
     """Returns the known name that means the same as `name`, or is spelt like it, or None. The last
     part of a dotted name counts most."""
     section, _, leaf = name.rpartition(".")
-    by_leaf = {each.rpartition(".")[2]: each for each in sorted(reversed(list(known)), key=_use)}
+    by_use = sorted(known, key=lambda each: _BY_USE.get(each.rpartition(".")[0], 0))
+    by_leaf = {each.rpartition(".")[2]: each for each in reversed(by_use)}
     for written in dict.fromkeys((name, leaf)):  # some names mean something only in their section
         for names in _SAME:
             if written in names:

@@ -137,6 +137,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
         first, last = sum(values[:few]) / few, sum(values[-few:]) / few
         span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
         lines.append(f"{goal} {first:.3f} -> {last:.3f} ({span})")
+    earned = [_values(rows, f"reward/{name}") for name in ("mean", "std")]
+    if all(earned) and not any(earned[0] + earned[1]):
+        lines.append(f"nothing was rewarded in {_count(num_steps, 'step')}")
     lines += _failing(rows)
     if scores:
         lines.append(f"held-out {goal} {scores[0]:.3f} -> {scores[-1]:.3f}")
