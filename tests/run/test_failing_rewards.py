@@ -4,12 +4,18 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from runs import TINY, json_lines, run
 
+from pat_jax.common.errors import UserError
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
 from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.scoring import FailedRollouts
 
 REWARDS = """
 def nothing_for_some(prompts, completions):
@@ -117,6 +123,23 @@ def test_a_run_with_several_rewards(tmp_path: Path):
         assert f"step {step}/2  reward {row['reward/mean']:6.3f} (compute_score " in output
         assert row["train/grad_norm"] > 0
     assert "could not be scored" not in output
+
+
+def test_a_reward_may_fail_for_all_responses_of_a_few_rollouts_in_a_row():
+    failure = Failure(Cause.EXCEPTION, "raised ConnectionError: the judge is down")
+
+    def scoring(*scores: float | Failure) -> Any:
+        failures = {i: one for i, one in enumerate(scores) if isinstance(one, Failure)}
+        function = FunctionScores("mine:judge", "judge", 1.0, scores, [{}] * len(scores))
+        return SimpleNamespace(scores=[function], failures=failures)
+
+    failed = FailedRollouts(2)
+    for one in (scoring(failure, failure), scoring(failure, failure), scoring(failure, 1.0)) * 2:
+        failed.note(one)
+    failed.note(scoring(failure))
+    failed.note(scoring(failure))
+    with pytest.raises(UserError, match=r"^3 rollouts in a row .*'mine:judge'.* judge is down"):
+        failed.note(scoring(failure))
 
 
 DOWN = """
