@@ -14,13 +14,13 @@ _LONGEST = 1000  # characters; a template that writes more behind an answer is b
 
 def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
     """Adds to `eos_ids` the token with which the chat template ends an answer, if it is none of
-    them, and says so in `note`. A text that is no token of its own is only said."""
+    them, and says so in `note`. If it ends one with a text of usual tokens, nothing is added, and `note` says so."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
     tokens, own = tokenizer.encode(behind), " or ".join(tokenizer.eos_texts)
     marks = [token for token in tokens if token in {*tokenizer.special.added, *tokenizer.eos_ids}]
     if not marks and (text := behind.strip()):
         tokenizer.note = (
-            f"the chat template ends an answer with the text {text[:40]!r}, which is no token of its own: "
+            f"the chat template ends an answer with the text {text[:40]!r}, of usual tokens: "
             f"responses go on behind it, up to {own} or their longest"
         )
     elif marks and marks[0] not in tokenizer.eos_ids:
