@@ -13,8 +13,8 @@ _LONGEST = 1000  # characters; a template that writes more behind an answer is b
 
 
 def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
-    """Adds to `eos_ids` the token with which the chat template ends an answer, if it is none of
-    them, and says so in `note`. If it ends one with a text of usual tokens, nothing is added, and `note` says so."""
+    """Adds the token with which the chat template ends an answer to `eos_ids`, if it is none of
+    them. `note` says so, or that the template ends answers with a text of usual tokens."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
     tokens, own = tokenizer.encode(behind), " or ".join(tokenizer.eos_texts)
     marks = [token for token in tokens if token in {*tokenizer.special.added, *tokenizer.eos_ids}]

@@ -160,7 +160,8 @@ def works_at_first(prompts, completions):
 def test_a_reward_that_no_longer_works_ends_the_run_which_goes_on_when_it_does(
     tmp_path: Path, others: list[str]
 ):
-    (tmp_path / "mine.py").write_text(DOWN.replace("LIMIT", "4"))
+    asked = "9"  # a trial, and the groups of two steps
+    (tmp_path / "mine.py").write_text(DOWN.replace("LIMIT", asked))
     options = ["--reward", "mine:works_at_first", *others, "--reward_workers", "1"]
     options += [
         "--warm_start.steps",
@@ -178,7 +179,7 @@ def test_a_reward_that_no_longer_works_ends_the_run_which_goes_on_when_it_does(
     assert "mine:works_at_first" in error and "the judge is down" in error
     rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
     failed = [row["reward/failed"] for row in rows]
-    assert failed[0] == 0 and failed[-2:] == [8, 8] and len(rows) < 8
+    assert failed == [0, 0, 8, 8]
     (tmp_path / "up").touch()
     last = rows[-1]["step"]
     again = ["--resume", "--steps", str(last + 1)]
