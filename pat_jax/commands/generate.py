@@ -26,7 +26,7 @@ from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.session import SessionSetup
 from pat_jax.run.setup import model_config
 from pat_jax.run.start.hub_names import go_on_with_names
-from pat_jax.run.task import load_tokenizer
+from pat_jax.run.task import load_tokenizer, note_of
 
 log = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"
@@ -91,6 +91,8 @@ def prepared(
     tokenizer = None
     if folder.is_dir() or saved_run:
         tokenizer = load_tokenizer(options)
+        if note := note_of(tokenizer):
+            log.warning("%s", note)
     elif config.chat != Chat():
         raise UserError(
             f"model {config.model!r} has no tokenizer: expected neither --system_prompt nor "

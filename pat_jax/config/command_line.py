@@ -21,8 +21,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
-DEMO = "demo"  # the preset of a run that names neither a model nor data
-NAMES_OF_A_RUN = ("model", "data")
+DEMO = "demo"  # the preset of a run that names no data; the names of its models begin with that
 
 Config = TypeVar("Config")
 
@@ -104,7 +103,7 @@ def _sources(presets: Path | None) -> dict[str, Option]:
     if presets is None:
         return {"config": config}
     names = ", ".join(preset_names(presets))
-    words = f"A ready-made run: {names}. Where neither a model nor data is given, {DEMO}."
+    words = f"A ready-made run: {names}. Where neither data nor another model is given, {DEMO}."
     return {"preset": Option("preset", str, "", words), "config": config}
 
 
@@ -147,7 +146,9 @@ def _settings(
     if presets is None:
         return settings
     named = [text for name, (text, *_) in words if name == "preset"]
-    if not named and {name.partition(".")[0] for name in settings} & {*NAMES_OF_A_RUN}:
+    model = settings["model"].texts[0] if "model" in settings else DEMO
+    has_data = any(name.partition(".")[0] == "data" for name in settings)
+    if not named and (has_data or not model.startswith(DEMO)):
         return settings
     preset = read_preset(presets, named[-1] if named else DEMO, options)
     return expanded(preset, options) | settings

@@ -24,6 +24,9 @@ class Generating(Planned, OnDevices):
     merged into the weights of --model."""
     batch: int = option(32, RESPONSES)
     """Sequences generated at once (rounded up to a multiple of the devices)."""
+    stop_at_turn_end: bool = True
+    """End a response also with the token with which the chat template ends an answer, where the
+    checkpoint names others."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
     with a scale for each output. They take a half or a quarter of the memory, and change the model
@@ -37,6 +40,7 @@ class Generating(Planned, OnDevices):
             layout=self.layout,
             train=False,
             data=data,
+            rollout=RolloutConfig(stop_at_turn_end=self.stop_at_turn_end),
             seed=self.seed,
             compute_dtype=self.compute_dtype,
         )
@@ -55,6 +59,7 @@ class Generating(Planned, OnDevices):
             max_prompt_length=prompt,
             max_completion_length=response,
             weights=self.weights,
+            stop_at_turn_end=self.stop_at_turn_end,
             min_length=math.ceil(min(SHORTEST_CACHE, prompt + response) / page) * page,
             **sampling,
         )

@@ -247,7 +247,8 @@ class OptimizerConfig(OptimizerState):
     """Global-norm gradient clipping."""
     max_skipped: int = option(8, COUNT_OR_ZERO)
     """Optimizer steps in a row that may be skipped because their gradient is not finite; one more
-    ends the run. Their batches are kept in the run's folder, in skipped."""
+    ends the run. Their batches are kept in the run's folder, in skipped. Also most rollouts in a
+    row in which no response has a reward."""
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,9 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     """Longest response in tokens; longer ones are cut. Together with the longest prompt it has to
     fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the Hub, or
     what the prompt leaves of its context if that is less; 160 for a built-in shape."""
+    stop_at_turn_end: bool = True
+    """End a response also with the token with which the chat template ends an answer, where the
+    checkpoint names others (docs/data.md)."""
     max_logprobs: int = option(0, COUNT_OR_ZERO)
     """Most likely tokens whose log-probabilities a request may ask for; 0 offers none."""
     weights: Literal["auto", "int8", "fp8"] = "auto"

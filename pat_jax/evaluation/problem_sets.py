@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.text.tokenizer import Tokenizer
 from pat_jax.run.heldout import HeldoutSet
-from pat_jax.run.task import check_sets, columns_of, problem_reader, read_sets, rewards_of
+from pat_jax.run.task import check_sets, columns_of, note_of, problem_reader, read_sets, rewards_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def load_problem_sets(config: RunConfig, tokenizer: Tokenizer) -> ProblemSets:
         rewards,
         [HeldoutSet.of(name, one.heldout, most) for name, one in splits.items()],
         columns_of(prompt for one in splits.values() for prompt in one.heldout),
-        [f"{name}: {one}" for name, one in splits.items()],
+        [note_of(tokenizer), *(f"{name}: {one}" for name, one in splits.items())],
         {
             name: {"too_long": len(one.too_long), "without_answer": len(one.without_answer)}
             for name, one in splits.items()

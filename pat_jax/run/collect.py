@@ -33,7 +33,7 @@ from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.logging.rollout_metrics import describe_rollouts
 from pat_jax.run.logging.speed import sequence_lengths
-from pat_jax.run.scoring import wait_for_rewards
+from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.summed_gradients import SummedGradients
@@ -118,6 +118,7 @@ class Collector:
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
         self.totals, self._early = totals, early
+        self._failed = FailedRollouts(config.optimizer.max_skipped)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward
@@ -185,7 +186,7 @@ class Collector:
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
             if early:
                 early.ask()
-            rewards = wait_for_rewards(scoring, self._progress)
+            rewards = wait_for_rewards(scoring, self._progress, self._failed)
             if early:
                 early.wait()
         kept.keep_all(scoring.scores)

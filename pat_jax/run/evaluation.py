@@ -22,7 +22,7 @@ from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.heldout import HeldoutSet
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.scoring import wait_for_rewards
+from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 
 # Generates: yields the index of each request with its completion, as it ends.
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
@@ -61,6 +61,7 @@ class Evaluator:
         """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`)."""
         self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
         self._completions, self._progress = completions, progress
+        self._failed = FailedRollouts(config.optimizer.max_skipped)
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Asks for all samples of all problems at once, so that no set waits for another's tail.
@@ -81,7 +82,7 @@ class Evaluator:
         rollouts = [ended[i] for i in sorted(ended)]
         names = [self._sets[number].name for number, _, _ in asked]
         with self._completions.kept(step, "eval", rollouts, names):
-            rewards = wait_for_rewards(scoring, self._progress)
+            rewards = wait_for_rewards(scoring, self._progress, self._failed)
         self._completions.write(step, "eval", rollouts, rewards, scoring.scores, names)
         total = self._evaluated(rollouts, rewards, scoring)
         ends = accumulate(len(one.prompts) for one in self._sets)

@@ -13,6 +13,7 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.outcome import describe_causes
+from pat_jax.rl.rewards.report import never_scored
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.logging.progress import Progress
@@ -66,11 +67,32 @@ def try_out(
         progress.print(note)
 
 
-def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
+class FailedRollouts:
+    """Counts rollouts in a row in which no response had a reward; more than `most` end the run."""
+
+    def __init__(self, most: int):
+        self._most, self._in_a_row = most, 0
+
+    def note(self, scoring: Scoring[Any]) -> None:
+        has_failed = bool(scoring.failures) and len(scoring.failures) == len(
+            scoring.scores[0].scores
+        )
+        self._in_a_row = self._in_a_row + 1 if has_failed else 0
+        if self._in_a_row > self._most:
+            raise UserError(
+                f"{self._in_a_row} rollouts in a row failed, more than --optimizer.max_skipped ({self._most}): "
+                f"{never_scored(scoring.scores, scoring.failures)}"
+            )
+
+
+def wait_for_rewards(
+    scoring: Scoring[Any], progress: Progress, failed: FailedRollouts
+) -> Float[np.ndarray, " responses"]:
     """Waits for all rewards and returns them. A response that could not be scored has NaN, and is
-    reported."""
+    reported. Raises UserError if a reward cannot work, or no longer works (`FailedRollouts`)."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
+    failed.note(scoring)
     if failures:
         progress.print(
             f"{len(failures)} of {len(rewards)} responses could not be scored and are left out "

@@ -28,6 +28,7 @@ from pat_jax.rl.data.problems import (
 )
 from pat_jax.rl.rewards.built_in import COMPARING, check_columns
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
+from pat_jax.rl.text.turn_end import stop_at_turn_end
 from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
@@ -128,11 +129,14 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     if config.data.is_arithmetic:
         return arithmetic.TOKENIZER
     skips = config.reward_skip_special_tokens
-    return HuggingFaceTokenizer(
+    tokenizer = HuggingFaceTokenizer(
         local_checkpoint(config.model, weights=False),
         Chat(config.data.system_prompt, config.data.template_variables),
         skip_special_tokens=skips,
     )
+    if config.rollout.stop_at_turn_end:
+        stop_at_turn_end(tokenizer)
+    return tokenizer
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
@@ -146,7 +150,7 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     files = find_files("data", config.data.files)
     splits = read(files, heldout_share=HELDOUT_SHARE if is_split else 0.0)
     _check_train(config, splits)
-    sets, notes = {HELDOUT: splits} if is_split else {}, [str(splits)]
+    sets, notes = {HELDOUT: splits} if is_split else {}, [note_of(tokenizer), str(splits)]
     for name, found in read_sets("eval.data", config.eval.data, read).items():
         sets[name] = found
         notes.append(f"{found}{_overlap(splits.train, found.heldout)}")
@@ -156,8 +160,19 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
     prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
     return Task(
-        tokenizer, rewards, splits.train, heldout, None, columns_of(prompts), "\n".join(notes)
+        tokenizer,
+        rewards,
+        splits.train,
+        heldout,
+        None,
+        columns_of(prompts),
+        "\n".join(filter(None, notes)),
     )
+
+
+def note_of(tokenizer: Tokenizer | None) -> str:
+    """Returns what a person should know about how responses end, or ""."""
+    return tokenizer.note if isinstance(tokenizer, HuggingFaceTokenizer) else ""
 
 
 def problem_reader(
@@ -246,4 +261,10 @@ def _arithmetic(config: RunConfig) -> Task:
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
     rewards, columns = rewards_of(config, "exact"), columns_of(heldout)
     sets = [HeldoutSet(HELDOUT, heldout)]
-    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns)
+    note = ""
+    if config.train and not config.warm_start.steps:
+        note = (
+            f"note: {config.model!r} begins with random weights and without a warm start: expect no reward; "
+            "add --preset demo, or --warm_start.steps"
+        )
+    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns, note)

@@ -5,7 +5,8 @@ The first of these forms that a response has counts:
     \boxed{x}   \boxed x   \fbox{x}   \framebox{x}
     <answer>x</answer>
     #### x                               the rest of the line, as in GSM8K
-    Answer: x   The answer is x          the rest of the line, or the next line
+    Answer: x   The answer is x          the rest of the line, or the next line; in the words of
+    ### Answer                           many languages, or as a heading
     $x$   $$x$$   \(x\)   \[x\]          as the whole last line
 
 If a form occurs several times, the last one counts. Thoughts (`<think>…</think>`) never count, nor
@@ -19,8 +20,20 @@ from collections.abc import Iterator
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*(?P<content>\{|[^\s{}$\\,.;]*)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a sign of a set
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;.]|\\[()\[\]]|\\text\{|\}|\band\b|\bor\b)*")
-_ANSWER = re.compile(r"\banswer\b[^\n.:：=]{0,60}?(?:\bis\b|[:：=])[\s*:：]*", re.IGNORECASE)
-_END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])")
+_WORD = (
+    r"(?<![^\W_])(?:answer|antwort|antwoord|respuesta|resposta|risposta|réponse|răspuns|svar|cevap"
+    r"|odpowiedź|odpověď|ответ|відповідь|απάντηση|jawaban|đáp (?:án|số)|الجواب|الإجابة|תשובה|پاسخ"
+    r"|उत्तर|คำตอบ)s?(?![^\W_])|(?:最[终終后後])?答案|答え|解答|答(?=\s*[:：])|정답|답(?=은|\s*[:：])"
+)
+_NOT = r"\b(?:no|not|não|non|nie|не)\b|不"
+_IS = r"\b(?:is|ist|lautet|es|est|è|é|este|är|to|là|adalah)\b|(?<=答案)[是为為]|[は은]|[:：=]"
+_ANSWER = re.compile(
+    rf"^(?:[^\w\n]|_)*(?:[^\W\d_]+ ){{0,3}}(?:{_WORD})[ *_#]*$[\s*`]*"  # a heading
+    rf"|(?:{_WORD})(?:(?!{_NOT})[^\n.:：=]){{0,60}}?(?:{_IS})[\s*:：}}`]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEADING = re.compile(r"\s*[^\W\d_]{3,}")
+_END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])|。|です|입니다")
 _MATH = [
     (re.compile(r"(?<!\\)\$\$"), "$$"),
     (re.compile(r"(?<!\\)\$"), "$"),
@@ -103,7 +116,8 @@ def _tagged(text: str) -> str | None:
 
 def _after_hashes(text: str) -> str | None:
     _, is_there, after = text.rpartition("####")
-    return after.partition("\n")[0] if is_there else None
+    is_heading = _HEADING.match(after) and _ANSWER.search(after)
+    return after.partition("\n")[0] if is_there and not is_heading else None
 
 
 def _after_answer(text: str) -> str | None:

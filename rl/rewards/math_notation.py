@@ -19,12 +19,14 @@ _SIGNS = str.maketrans(
         **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
         **{"％": "%", "，": ",", "（": "(", "）": ")", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"},
         **{"√": r"\sqrt", "∛": r"\sqrt[3]", "…": "...", "∖": r"\setminus "},
+        **{"：": ":", "。": ".", "∠": r"\angle "},
+        **dict(zip("０１２３４５６７８９", "0123456789", strict=True)),
     }
 )
 _ROW = "\ue000"  # ends a row of a matrix while other rules look at backslashes
 _ROWS = re.compile(r"\s*\\\\\*?\s*(?:\[-?[\d.]+\s*[a-z]{2}\])?\s*")
 _EMPTY_ROW = re.compile(rf"{_ROW}\s*(?=\\end\{{)")
-_DOUBLE_ESCAPE = re.compile(r"\\\\(?=[a-zA-Z,;! ])")
+_DOUBLE_ESCAPE = re.compile(r"\\\\(?=[a-zA-Z,;!% ])")
 _FUNCTION = r"sqrt|ln|log|sin|cos|tan|pi"  # not sec, a unit
 DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
@@ -43,7 +45,7 @@ _SAME = [  # in this order
         (rf"({TEXT}|\\mathbb)\s+\{{", r"\1{"),
         (rf"(?<![a-zA-Z\\])({_FUNCTION})(?![a-zA-Z])", r"\\\1 "),
         (r"(?<=[\w)}])\*\*(?=[\w({-])", "^"),
-        (rf"{TEXT}\{{\s*([-+]?[\d.,/]+)\s*\}}", r"\1"),  # bold numbers
+        (rf"{TEXT}\{{\s*([-+]?[\d.,/]+(?:\\?%)?)\s*\}}", r"\1"),  # bold numbers
         (r"\\[()\[\]]|(?<!\\)\$|\*\*|\\displaystyle(?![a-z])", ""),
         (r"\{,\}|,\s*\\!", ","),
         (r"\\(?:[,;: ]|quad|qquad|thinspace)|~", " "),
@@ -54,6 +56,7 @@ _SAME = [  # in this order
         (r"\s+", " "),
         (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,/])", lambda number: number[0].replace(" ", "")),
         (r"\\varnothing(?![a-z])", r"\\emptyset"),
+        (r"\\[lr]brace(?![a-z])", lambda one: r"\{" if one[0] == r"\lbrace" else r"\}"),
         (r"\\not ?=", r"\\ne "),
         (r"\\mathbb ?([A-Z])(?![a-z])", r"\\mathbb{\1}"),
         (r"\{(\\(?:overline|bar|dot) ?\{ ?\d+ ?\})\}", r"\1"),
@@ -68,7 +71,13 @@ _SAME = [  # in this order
         (r"(?<![\w.}/^])(\d+) ?\\frac ?\{(\d+)\} ?\{(\d+)\}", _improper),
     ]
 ]
+_LISTED_DOTS = re.compile(
+    r"(?:(?<=[,+*-])|(?<=[,+*-] ))(?:\.{3,}|\\(?:[lcvh]dots|dots[bcimo]?)(?![a-z])) ?"
+)
 _DOTS = r"(?:\.\.\.|\\[lc]?dots)"
+_LEAD = re.compile(r"^[#*\s]*(?:(?:so|thus|therefore|hence|exactly|answer)\b[ ,:]*)+(?=\S)", re.I)
+_COPULA = re.compile(r" (?:is(?! an? )(?: equal to)?|are|equals(?: to)?|equal to)(?: ?:| ) ?")
+_LABEL = re.compile(r"^(?=[^\d=:\\]*?(?:[^\W\d_]{3}|[^\W\d_\x00-\u024f]))([^\d=:\\]+): ?(?=\S)")
 _REPEATING = [
     re.compile(rf"(?<![\d.])(?P<whole>\d*)\.{end}(?![\d.}}])")
     for end in (
@@ -123,12 +132,38 @@ def plain(text: str) -> str:
     text = _ISO_INTERVAL.sub(_interval, _braced_roots(text))
     if not _LIST.search(text):
         text = without_grouping(text)
+    text = _LISTED_DOTS.sub(r"\\ldots ", text)
     return _real_set(text).replace(_ROW, r" \\ ").strip().rstrip(".").strip()
 
 
 def without_grouping(text: str) -> str:
     """Removes commas between groups of three digits: `1,234` becomes 1234, `12,34` stays."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
+
+
+def stated(text: str) -> str:
+    r"""Turns words that lead to a value into an equation; other texts stay.
+
+    >>> stated(r"\text{The area is } 42"), stated("Thus, x = 42"), stated("Area: 42"), stated("5 m")
+    ('The area = 42', 'x = 42', 'Area = 42', '5 m')
+    """
+    words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ", text)
+    words = re.sub(" +", " ", words).replace(" ^", "^").strip()
+    led = _COPULA.sub(" = ", _LEAD.sub("", words), count=1)
+    equation = _LABEL.sub(r"\1 = ", led)
+    return equation if equation != words else text
+
+
+def of_one_element(text: str) -> str:
+    r"""Takes the braces off a set of one element: `\{(1,2)\}` is `(1,2)`."""
+    if not (text.startswith(r"\{") and text.endswith(r"\}")):
+        return text
+    element, depth = text[2:-2].strip(), 0
+    for sign in element:
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth < 0 or (not depth and sign in ",;:|"):
+            return text
+    return text if element in ("", r"\emptyset") or r"\mid" in element else element
 
 
 def split_family(text: str) -> tuple[str, str | None]:

@@ -17,7 +17,7 @@ s sec second; min minute; h hr hour; day; week wk; month; year yr; am a.m; pm p.
 mi/h mph; km/h kmh kph
 degree deg; degree_c; degree_f; radian rad
 dollar $ usd buck; cent ¢; euro € eur; rupee ₹ rs inr; yen ¥ jpy
-n newton; j joule; w watt; hz hertz"""
+n newton; j joule; w watt; hz hertz; percent % pct"""
 _KNOWN = {word: words[0] for words in map(str.split, re.split("[;\n]", _UNITS)) for word in words}
 # Words that name no unit: 5 units are 5.
 _NO_UNIT = {"unit", "unit^2", "unit^3"}
@@ -28,7 +28,7 @@ _IN_TEXT = rf"{TEXT}\{{[^{{}}\d]*\}}{_POWER}"
 _FRACTION = rf"\\frac ?\{{ ?{_IN_TEXT} ?\}} ?\{{ ?{_IN_TEXT} ?\}}"
 _ENDING = re.compile(
     rf"(?P<value>.*(?:[\d)}}\]]|\\pi))(?P<unit> ?{DEGREES}(?: ?(?:{TEXT} ?\{{ ?)?[CF](?: ?\}})?)?"
-    rf"| ?{_FRACTION}| ?{_IN_TEXT}(?: ?/ ?{_IN_TEXT})?"
+    rf"| ?\\?%(?: {_WORDS}| ?{_IN_TEXT})*| ?{_FRACTION}| ?{_IN_TEXT}(?: ?/ ?{_IN_TEXT})?"
     rf"| {_WORDS}(?:(?: ?/ ?| ){_WORDS})*)"
 )
 _ATTACHED = re.compile(rf"(?P<value>.*\d)(?P<unit>(?:{_SHORT})(?:/(?:{_SHORT}))?{_POWER})")
@@ -44,8 +44,9 @@ def split_unit(plain: str) -> tuple[str, str | None]:
     """
     if found := _CURRENCY.fullmatch(plain):
         return found["sign"] + found["value"], _name(found["unit"])
-    if len(re.findall(DEGREES, plain)) > 1:
-        return re.sub(rf" ?{DEGREES}", "", plain), "degree"  # of each in a list
+    for sign, name in ((DEGREES, "degree"), (r"\\?%", "percent")):
+        if len(re.findall(sign, plain)) > 1:
+            return re.sub(rf" ?{sign}", "", plain), name  # of each in a list
     found = _ENDING.fullmatch(plain)
     if not found or not (unit := found["unit"].strip()):
         return plain, None
@@ -66,6 +67,10 @@ def is_other_unit(unit: str, other: str) -> bool:
     if any(measures):
         return measures[0] != measures[1]
     return not set(unit.split()) & set(other.split())
+
+
+def is_percentage(unit: str | None) -> bool:
+    return "percent" in (unit or "").split()
 
 
 def _is_measure(word: str) -> bool:

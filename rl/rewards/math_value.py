@@ -6,6 +6,7 @@ only in processes that can be killed.
 """
 
 import functools
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,22 +14,29 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from pat_jax.rl.rewards.math_notation import TEXT, plain, split_family
-from pat_jax.rl.rewards.math_units import is_other_unit, split_attached, split_unit
+from pat_jax.rl.rewards.math_notation import TEXT, of_one_element, plain, split_family, stated
+from pat_jax.rl.rewards.math_units import is_other_unit, is_percentage, split_attached, split_unit
 
 # Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
-    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around)"
+    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around"
+    r"|least|most|minus|negative|never|unless|except|не)"
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
 _PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
 _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
-_NAME = re.compile(r"(?<![\w\\^{])(?:([a-zA-Z])|\\(?:math|bold|vec)[a-z]*\{ ?([a-zA-Z]) ?\}) ?= ?")
-_EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
+_GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)"
+_NAME = re.compile(
+    rf"(?<![\w\\^{{])(?:\\angle ?)?(?:([a-zA-Z]|{_GREEK})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}}) ?= ?"
+)
+_EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)(?![^{}]*\})(?![^()\[\]]*\))")  # none inside brackets
+_ARGUMENTS = re.compile(r"(?<=[a-zA-Z])\([^()<>]*[<>][^()]*\)(?= ?=)")
+_BARE = re.compile(rf"(?:\\angle ?)?(?:{_GREEK}|[^\W\d_]+(?: [^\W\d_]+)*)")
+_SERIES = re.compile(r"[,+*-] ?\\ldots")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
-_NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
+_NAMED = re.compile(rf"(?<!\\)(?<![^\W\d_])[^\W\d_]|{_GREEK}|\\Pr")
 _DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
 _DIGITS = 15
 _SMALL = 3  # with so many zeros behind the point, six decimals are too few
@@ -50,13 +58,16 @@ def same_value(found: str, answer: str) -> bool:
         found = split_attached(found, expected)
     elif unit and not expected:
         answer = split_attached(answer, unit)
+    if is_percentage(unit) != is_percentage(expected):
+        found_, answer_ = (rf"{found}\%", answer) if unit else (found, rf"{answer}\%")
+        return _same(found, answer) or _same(found_, answer_)
     return _same(*_families(found, answer))
 
 
 def _measured(text: str) -> tuple[str, str | None]:
     """Returns an answer in one notation, the exact value if a rounded one follows, and its unit."""
-    exact, _, rounded = plain(text).partition(r"\approx")
-    text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
+    exact, _, rounded = stated(plain(text)).partition(r"\approx")
+    text = of_one_element((exact if exact.strip() else rounded).strip().rstrip(".").strip())
     return (text, None) if _HEDGE.search(text) else split_unit(text)
 
 
@@ -71,24 +82,53 @@ def _families(found: str, answer: str) -> tuple[str, str]:
 def _same(found: str, answer: str) -> bool:
     if _as_text(found) == _as_text(answer):
         return bool(found)
+    found = _ARGUMENTS.sub("", found)  # P(X > 2) = 0.3
     if _is_hedged(found, answer) or _is_other_pair(found, answer) or _is_other_base(found, answer):
         return False
     if re.fullmatch("[A-Z]", answer) and (choice := _CHOICE.match(re.sub(TEXT, "", found))):
         return choice[1] == answer
-    if "=" not in answer and len(set(_NAME.findall(found))) == 1:
-        return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
-    sides = _EQUALS.split(found)
-    if len(sides) > 1 and "=" not in answer and "," not in found:
-        return _states(sides, answer)
+    sides = [side.strip() for side in _EQUALS.split(found) if side.strip()]
+    if len(sides) == 2 + answer.count("=") and _BARE.fullmatch(sides[0]):
+        return same_value(" = ".join(sides[1:]), answer)
+    if "=" not in answer:
+        is_list = len(sides) != 2 or found.startswith("-")
+        if is_list and len(set(_NAME.findall(found))) == 1:
+            return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
+        if len(sides) > 1 and "," not in found:
+            return _states(sides, answer)
+    if series := [one for one in (found, answer) if _SERIES.search(one)]:
+        return len(series) == 2 and _same_terms(*series)
     return _verify(_parse(answer), _parse(found))
 
 
 def _states(sides: Sequence[str], answer: str) -> bool:
     """`f(x) = 5` says 5, and so does `10/2 = 5`, but not `6 = 5`."""
-    *others, last = [side for side in sides if side.strip()] or [""]
+    *others, last = sides
+    if _BARE.fullmatch(last) and not _NAMED.search(others[0]):
+        others, last = [last], others[0]  # 5 = x
     if not all(_NAMED.search(one) or same_value(last, one) for one in others):
         return False
     return same_value(last, answer)
+
+
+def _same_terms(found: str, answer: str) -> bool:
+    """Compares lists with an ellipsis term by term; one may write more terms of the same step."""
+    (first, last), (longer, other_last) = sorted(
+        map(_terms, (found, answer)), key=lambda one: len(one[0])
+    )
+    steps = [f"({second})-({one})" for one, second in itertools.pairwise(longer)]
+    is_regular = len(first) > 1 and all(same_value(step, steps[0]) for step in steps)
+    return (
+        (len(first) == len(longer) or is_regular)
+        and len(last) == len(other_last)
+        and all(map(same_value, first + last, longer[: len(first)] + other_last))
+    )
+
+
+def _terms(written: str) -> list[list[str]]:
+    """Returns the terms before an ellipsis and those after it."""
+    first, _, last = written.removeprefix(r"\{").removesuffix(r"\}").partition(r"\ldots")
+    return [[term for term in part.split(",") if term.strip()] for part in (first, last)]
 
 
 def _as_text(written: str) -> str:

@@ -111,7 +111,7 @@ class HuggingFaceTokenizer:
         self.chat, self._skips_special = chat or Chat(), skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
-        self.eos_ids = self._find_eos_ids()
+        self.eos_ids, self.note = self._find_eos_ids(), ""  # for the user, on how responses end
         pad_id = self._tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad_id is None else pad_id
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
@@ -205,7 +205,10 @@ class HuggingFaceTokenizer:
     @property
     def eos_texts(self) -> tuple[str, ...]:
         """The texts of the tokens in `eos_ids`."""
-        return tuple(self._tokenizer.convert_ids_to_tokens(list(self.eos_ids)))
+        return self.texts_of(self.eos_ids)
+
+    def texts_of(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self._tokenizer.convert_ids_to_tokens(list(tokens)))
 
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None

@@ -9,6 +9,7 @@ from pat_jax.common.options.declared import options_of
 from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
+from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
@@ -49,12 +50,30 @@ def leaf(name: str) -> str:
         (RunConfig, "teacher_model_name_or_path", "teacher.model"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
+        (RunConfig, "learning_rate", "optimizer.learning_rate"),  # TRL
+        (RunConfig, "learning_rat", "optimizer.learning_rate"),
+        (RunConfig, "trainer.learning_rate", "optimizer.learning_rate"),
+        (RunConfig, "critc.learning_rate", "critic.learning_rate"),
+        (RunConfig, "temperature", "rollout.temperature"),
+        (RunConfig, "data.val_files", "eval.data"),  # verl
+        (RunConfig, "eval_dataset", "eval.data"),  # TRL
+        (SftConfig, "data.val_files", "eval.data"),
+        (EvaluateConfig, "data.val_files", "data.files"),
     ],
 )
 def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours: str):
     known = OPTIONS[config_class]
     assert ours in known and names.meant(theirs, known) == ours
     assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
+
+
+@pytest.mark.parametrize(
+    "theirs", ["data.validation_set", "data.test_path", "val_fils", "data.eval"]
+)
+def test_what_is_held_out_is_never_answered_with_what_is_trained_on(theirs: str):
+    known = [*OPTIONS[RunConfig], "data"]  # its short form
+    near = names.meant(theirs, known)
+    assert near is None or near.startswith("eval.")
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,11 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     assert blocks["data"].startswith("one text or several, or --data.files (default: arithmetic)")
     assert "{auto,migrate,recompute}" in blocks["rollout.kv_carry"]
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_model_of_the_demonstration_begins_as_the_demonstration_does():
+    demo, moe = cli.parse([]), cli.parse(["--model", "demo-moe", "--steps", "20"])
+    assert moe == dataclasses.replace(demo, model="demo-moe", steps=20) and moe.warm_start.steps > 0
+    assert cli.parse(["--model", "demo-moe", "--warm_start.steps", "0"]).warm_start.steps == 0
+    assert cli.parse(["--model", "demo-moe", "--data", "a.jsonl"]).warm_start.steps == 0
+    assert cli.parse(["--model", "tiny-moe"]).warm_start.steps == 0

@@ -45,6 +45,50 @@ FORMS = [  # of a final answer; `@` is the answer
     *("so\n**Final Answer**:\n\n$@$", "so\n### Final Answer\n\n$\\boxed{@}$"),
     *("so\n#### @", "so\n#### $@$\n", "so\n$@$", "so\n$$@$$.", "so\n\\[\n@\n\\]"),
 ]
+WORDS = [  # for an answer, as headings and in other languages
+    *(
+        "### Answer\n34",
+        "## Final Answer\n\n$34$",
+        "#### Answer\n34",
+        "**Answer**\n34",
+        "Answer\n34",
+    ),
+    *(
+        "#### Step 3: the sum\n\nAnswer: 34",
+        "### Answer\nThere are 34 apples.",
+        "## 最终答案\n\n34",
+    ),
+    *(
+        "答案：34",
+        "答案是 34。",
+        "因此，答案为34。",
+        "**答案**：34",
+        "答: 34",
+        "答案：３４",
+        r"\boxed{答案：34}",
+    ),
+    *(
+        "答えは34です。",
+        "答え: 34",
+        "정답은 34입니다.",
+        "답: 34",
+        "La respuesta es 34.",
+        "Réponse : 34",
+    ),
+    *("Die Antwort lautet 34.", "## Antwort\n34", "Ответ: 34.", "A resposta é 34", "Risposta: 34"),
+    *("Cevap: 34", "Đáp số: 34", "الجواب: 34", "उत्तर: 34", r"\boxed{\text{The answer is } 34}"),
+]
+OTHERS = [
+    *(
+        "### Answer\n35",
+        "### Answer\n34 or 35",
+        "答案：34或35",
+        "答案不是34",
+        "La respuesta no es 34",
+    ),
+    *("Die Antwort ist nicht 34", "La réponse n'est pas 34", "Ответ: не 34", "答えは34ではない"),
+    *("#### Answer\n35\n34", "Answer: 34 to 36", "My answer\nis the following:\n34"),
+]
 OPEN = [  # they say two numbers, or another
     *(r"\boxed{5} or \boxed{6}", r"$\boxed{6}$, $\boxed{5}$.", "\\boxed{5}\n\\boxed{6}"),
     *("Answer: 5 or 6", "Answer: between 6 and 5", "Answer: 5 to 6", "Answer: -(5)", "Answer: ±5"),
@@ -87,6 +131,11 @@ def test_every_way_to_give_an_answer_is_recognised():
     assert [case for case in cases if not score(*case)] == []
     assert score("Answer: 5 clips", "5") == 1
     assert [text for text in OPEN if score(text, "5")] == []
+
+
+def test_words_for_an_answer_in_many_languages_and_as_headings():
+    assert [text for text in WORDS if not score(text, "34")] == []
+    assert [text for text in OTHERS if score(text, "34")] == []
 
 
 @needs_data

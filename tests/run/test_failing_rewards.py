@@ -4,12 +4,18 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from runs import TINY, json_lines, run
 
+from pat_jax.common.errors import UserError
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
 from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.scoring import FailedRollouts
 
 REWARDS = """
 def nothing_for_some(prompts, completions):
@@ -117,3 +123,66 @@ def test_a_run_with_several_rewards(tmp_path: Path):
         assert f"step {step}/2  reward {row['reward/mean']:6.3f} (compute_score " in output
         assert row["train/grad_norm"] > 0
     assert "could not be scored" not in output
+
+
+def test_a_reward_may_fail_for_all_responses_of_a_few_rollouts_in_a_row():
+    failure = Failure(Cause.EXCEPTION, "raised ConnectionError: the judge is down")
+
+    def scoring(*scores: float | Failure) -> Any:
+        failures = {i: one for i, one in enumerate(scores) if isinstance(one, Failure)}
+        function = FunctionScores("mine:judge", "judge", 1.0, scores, [{}] * len(scores))
+        return SimpleNamespace(scores=[function], failures=failures)
+
+    failed = FailedRollouts(2)
+    for one in (scoring(failure, failure), scoring(failure, failure), scoring(failure, 1.0)) * 2:
+        failed.note(one)
+    failed.note(scoring(failure))
+    failed.note(scoring(failure))
+    with pytest.raises(UserError, match=r"^3 rollouts in a row .*'mine:judge'.* judge is down"):
+        failed.note(scoring(failure))
+
+
+DOWN = """
+from pathlib import Path
+
+def works_at_first(prompts, completions):
+    asked = Path(__file__).with_name("asked")
+    count = len(asked.read_text()) if asked.exists() else 0
+    asked.write_text("." * (count + 1))
+    if LIMIT <= count and not Path(__file__).with_name("up").exists():
+        raise ConnectionError("the judge is down")
+    return [float(len(text) % 2) for text in completions]
+"""
+
+
+@pytest.mark.slow  # two whole commands
+@pytest.mark.parametrize("others", [[], ["exact"]])
+def test_a_reward_that_no_longer_works_ends_the_run_which_goes_on_when_it_does(
+    tmp_path: Path, others: list[str]
+):
+    asked = "9"  # a trial, and the groups of two steps
+    (tmp_path / "mine.py").write_text(DOWN.replace("LIMIT", asked))
+    options = ["--reward", "mine:works_at_first", *others, "--reward_workers", "1"]
+    options += [
+        "--warm_start.steps",
+        "0",
+        "--steps",
+        "30",
+        "--eval.every",
+        "0",
+        "--run_dir",
+        "here",
+    ]
+    options += ["--optimizer.max_skipped", "2"]
+    output = run(*TINY, *options, cwd=tmp_path, code=2)
+    (error,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "mine:works_at_first" in error and "the judge is down" in error
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    failed = [row["reward/failed"] for row in rows]
+    assert failed == [0, 0, 8, 8]
+    (tmp_path / "up").touch()
+    last = rows[-1]["step"]
+    again = ["--resume", "--steps", str(last + 1)]
+    output = run(*TINY, *options, *again, cwd=tmp_path)
+    assert f"resumed after step {last}" in output
+    assert f"rewards failed in 2 of {last + 1} steps" in output

@@ -14,11 +14,13 @@ from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import nothing_to_learn
+from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.unmoved import (
     CUT,
     GRADIENT,
     LENGTH,
     REWARD,
+    SPREAD,
     STEPS,
     Unmoved,
     advice,
@@ -39,6 +41,26 @@ def test_reward_and_length_that_do_not_move_are_said():
     found = advice(rows())
     assert "reward (0) and mean response length (56) were the same" in found and "\n" not in found
     assert advice(rows(reward=1e-10)) and advice([{REWARD: 1.0}, *rows()])
+
+
+def test_that_nothing_was_rewarded_is_said_by_itself_and_at_the_end():
+    row = {REWARD: 0.0, SPREAD: 0.0, GRADIENT: 0.0, LENGTH: 56.0}
+    assert advice([row] * STEPS).startswith("nothing was rewarded in the last 10 steps")
+    assert "rewarded" not in advice([*[row] * (STEPS - 1), row | {SPREAD: 0.1}])
+    steps = [row | {"step": step, "timing/rollout": 1.0} for step in range(1, 4)]
+    assert "nothing was rewarded in 3 steps" in summarize(steps)
+    assert "rewarded" not in summarize([*steps, row | {"step": 4, REWARD: 0.1, SPREAD: 0.3}])
+
+
+def test_steps_with_failing_rewards_are_counted_at_the_end():
+    fine: dict[str, float] = {REWARD: 0.5, "reward/failed": 0, "reward/mine/mean": 1.0}
+    fine |= {"reward/exact/mean": 0.5}
+    rows = [fine, fine | {"reward/failed": 3}, fine | {REWARD: NAN, "reward/failed": 8}]
+    rows += [fine | {"reward/mine/mean": NAN}, {"eval/reward": NAN, "eval/failed": 8}]
+    found = summarize([row | {"step": step} for step, row in enumerate(rows, start=1)])
+    assert "failed in 2 of 4 steps, for all responses in 1" in found
+    assert "mine scored no response in 1 of 4 steps" in found and "exact" not in found
+    assert "failed in 1 of 1 evaluation" in found
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Suggests an option for an unknown name: a typing mistake, or a name from another project."""
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +18,12 @@ _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
 
 log = logging.getLogger(__name__)
+
+# Of several sections with an option of that name, the first of these is meant.
+_BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
+_HELD_OUT = re.compile(
+    r"(?<![^._])(?:val|valid|validation|test|eval|evaluation|dev|heldout)(?![^._])"
+)
 
 # Names before 0.1.0, accepted for one version.
 RENAMED = {"speculation.budgets": "speculation.num_draft_tokens"}
@@ -59,8 +66,9 @@ def is_not_offered(name: str) -> bool:
 def meant(name: str, known: Collection[str]) -> str | None:
     """Returns the known name that means the same as `name`, or is spelt like it, or None. The last
     part of a dotted name counts most."""
-    leaf = name.rpartition(".")[2]
-    by_leaf = {each.rpartition(".")[2]: each for each in reversed(list(known))}
+    section, _, leaf = name.rpartition(".")
+    by_use = sorted(known, key=lambda each: _BY_USE.get(each.rpartition(".")[0], 0))
+    by_leaf = {each.rpartition(".")[2]: each for each in reversed(by_use)}
     for written in dict.fromkeys((name, leaf)):  # some names mean something only in their section
         for names in _SAME:
             if written in names:
@@ -69,6 +77,15 @@ def meant(name: str, known: Collection[str]) -> str | None:
                         return found
     if is_not_offered(name):
         return None
+    if _HELD_OUT.search(name):  # never the data or the options of training
+        known = [each for each in known if each.startswith("eval.")] or known
+        by_leaf = {each.rpartition(".")[2]: each for each in known}
+    if leaf in by_leaf and section:
+        sections = {
+            each.removesuffix(f".{leaf}"): each for each in known if each.endswith(f".{leaf}")
+        }
+        near_section = get_close_matches(section, sections, 1)
+        return sections[near_section[0]] if near_section else by_leaf[leaf]
     near_leaf = get_close_matches(leaf, by_leaf, 1)
     if near := get_close_matches(name, known, 1) if "." in name or not near_leaf else []:
         return near[0]

@@ -114,7 +114,7 @@ def wrapped(line: str, columns: int) -> str:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a summary of a run, from its metric rows, in at most six lines."""
+    """Returns a summary of a run, from its metric rows, in a few lines."""
     num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
     is_imitation = any({"eval/loss", "train/tokens_in_loss"} & row.keys() for row in rows)
     goal = "loss" if is_imitation else "reward"
@@ -137,6 +137,10 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
         first, last = sum(values[:few]) / few, sum(values[-few:]) / few
         span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
         lines.append(f"{goal} {first:.3f} -> {last:.3f} ({span})")
+    earned = [_values(rows, f"reward/{name}") for name in ("mean", "std")]
+    if all(earned) and not any(earned[0] + earned[1]):
+        lines.append(f"nothing was rewarded in {_count(num_steps, 'step')}")
+    lines += _failing(rows)
     if scores:
         lines.append(f"held-out {goal} {scores[0]:.3f} -> {scores[-1]:.3f}")
     if accuracies := _values(rows, "eval/accuracy"):
@@ -151,12 +155,36 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _failing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines on the steps and evaluations in which responses have no reward, and on the
+    functions that scored none."""
+    lines = []
+    for unit, failed, mean in (
+        ("step", "reward/failed", "reward/mean"),
+        ("evaluation", "eval/failed", "eval/reward"),
+    ):
+        found = [row for row in rows if failed in row]
+        if failing := sum(row[failed] > 0 for row in found):
+            none = len(found) - len(_values(found, mean))
+            of = f"{failing} of {_count(len(found), unit)}"
+            lines.append(f"rewards failed in {of}, for all responses in {none}")
+    steps = [row for row in rows if "reward/failed" in row]
+    for name in dict.fromkeys(name for row in steps for name in _functions(row)):
+        if none := len(steps) - len(_values(steps, f"reward/{name}/mean")):
+            lines.append(f"{name} scored no response in {none} of {_count(len(steps), 'step')}")
+    return lines
+
+
+def _functions(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the reward functions, if there are several."""
+    paths = [name.split("/") for name in metrics if name.startswith("reward/")]
+    names = [path[1] for path in paths if len(path) == 3 and path[2] == "mean"]
+    return names if len(names) > 1 else []
+
+
 def _rewards(metrics: Mapping[str, Any]) -> str:
     """Returns the mean score of each reward function, or "" if there is only one."""
-    names = [name.split("/") for name in metrics if name.startswith("reward/")]
-    means = [path[1] for path in names if len(path) == 3 and path[2] == "mean"]
-    several = means if len(means) > 1 else []
-    return ", ".join(f"{name} {metrics[f'reward/{name}/mean']:.3f}" for name in several)
+    return ", ".join(f"{name} {metrics[f'reward/{name}/mean']:.3f}" for name in _functions(metrics))
 
 
 def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 STEPS = 10  # that many equal steps in a row are no accident
 GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
+SPREAD = "reward/std"
 CUT, MANY = "rollout/truncated", 0.2  # of the responses
 _LOOK = "look at the responses and their rewards (run.html, --log_completions)"
 
@@ -56,6 +57,8 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> str:
     last = rows[-STEPS:]
     if len(last) < STEPS or not all(GRADIENT in row for row in last):
         return ""
+    if all(row.get(REWARD) == row.get(SPREAD) == 0 for row in last):
+        return f"nothing was rewarded in the last {STEPS} steps: nothing is learned; {_LOOK}"
     if not any(_number(row, GRADIENT) for row in last):
         return (
             f"the gradient of the last {STEPS} steps was 0 or none: nothing is learned; {_LOOK} "

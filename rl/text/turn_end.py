@@ -1,0 +1,41 @@
+"""Ends responses where a chat template ends an answer.
+
+A model that learned from the template ends its answers with what the template writes behind them,
+whatever end tokens its checkpoint names. Does not know models.
+"""
+
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+
+_ANSWER = "7391605284"  # stands for the answer: the same in capitals, and in no template
+_TURNS = ({"role": "user", "content": "1947"}, {"role": "assistant", "content": _ANSWER})
+_LONGEST = 1000  # characters; a template that writes more behind an answer is broken
+
+
+def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
+    """Adds the token with which the chat template ends an answer to `eos_ids`, if it is none of
+    them. `note` says so, or that the template ends answers with a text of usual tokens."""
+    behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
+    tokens, own = tokenizer.encode(behind), " or ".join(tokenizer.eos_texts)
+    marks = [token for token in tokens if token in {*tokenizer.special.added, *tokenizer.eos_ids}]
+    if not marks and (text := behind.strip()):
+        tokenizer.note = (
+            f"the chat template ends an answer with the text {text[:40]!r}, of usual tokens: "
+            f"responses go on behind it, up to {own} or their longest"
+        )
+    elif marks and marks[0] not in tokenizer.eos_ids:
+        [text] = tokenizer.texts_of(marks[:1])
+        tokenizer.eos_ids = (*tokenizer.eos_ids, marks[0])
+        tokenizer.note = (
+            f"the chat template ends an answer with {text!r}, and the checkpoint names {own} alone: "
+            "responses end there, too (stop_at_turn_end false: they go on)"
+        )
+
+
+def _behind_answer(tokenizer: HuggingFaceTokenizer) -> str:
+    try:
+        text = tokenizer.chat_text(_TURNS, is_closed=True)
+    except ChatTemplateError:  # it may be right for the prompts, which have other messages
+        return ""
+    _, is_there, behind = text.rpartition(_ANSWER)
+    return behind[:_LONGEST] if is_there else ""
