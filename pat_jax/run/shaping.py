@@ -6,7 +6,7 @@ algorithm. Does not know how a KL is estimated or how rewards become advantages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,10 @@ class Shaping:
             return cls(kl, beta)
         if kl.target is not None and saved.get("beta", beta) == beta:
             kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
-        return cls(kl, beta, RewardMoments.from_json(saved["moments"]))
+        moments = RewardMoments.from_json(saved["moments"])
+        if not (isfinite(kl.beta + moments.mean + moments.squares) and moments.squares >= 0):
+            raise ValueError("the state of rewards is not finite")
+        return cls(kl, beta, moments)
 
     def to_meta(self) -> dict[str, Any]:
         """Returns what `of` reads."""

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
@@ -94,10 +95,15 @@ def read_part(path: Path, abstract: Any) -> Any:
     wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            return reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+            found = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+        # Orbax leaves the shape where the checkpoint has nothing.
+        for name, leaf in jax.tree_util.tree_leaves_with_path(found):
+            if not isinstance(leaf, jax.Array):
+                raise ValueError(f"it has no {jax.tree_util.keystr(name)}")
+        return found
     except Exception as error:  # what Orbax raises has no common class
         log.info("%s cannot be read", path, exc_info=error)
         raise UserError(
-            f"the checkpoint {path} cannot be read ({first_line(error)}): expected a whole one; choose "
-            "another."
+            f"the checkpoint {path} cannot be read ({first_line(error)}): expected a whole one, of a run "
+            "with these options; choose another."
         ) from error

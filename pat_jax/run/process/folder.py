@@ -19,7 +19,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
-from pat_jax.run.checkpoints.meta import newest_meta
+from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
 from pat_jax.run.logging.metrics import METRICS_FILE
 from pat_jax.run.logging.rollout_files import ROLLOUTS_FILE
 from pat_jax.run.logging.samples import SAMPLES_FILE
@@ -85,13 +85,13 @@ def check_run_dir(config: AnyRun) -> Path:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
+    _check_kinds(folder, option)
     if config.resume and not _is_run(folder):
         raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
     if not config.resume and is_used(folder):
         raise UserError(
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
-    _check_kinds(folder, option)
     return folder
 
 
@@ -111,12 +111,22 @@ def is_used(folder: Path) -> bool:
 def _is_whole(folder: Path) -> bool:
     """Returns whether the file of the run's options is complete."""
     try:
-        return (folder / CONFIG_FILE).read_text(encoding="utf-8").endswith(COMPLETE)
+        path = folder / CONFIG_FILE
+        return path.is_file() and path.read_text(encoding="utf-8").endswith(COMPLETE)
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def _check_kinds(folder: Path, option: str) -> None:
+    """Raises UserError if something in the folder is of another kind than a run writes: opening a
+    FIFO waits for ever, and a device never ends."""
+    for inner, _, names in os.walk(folder):
+        for path in (Path(inner, name) for name in names):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UserError(
+                    f"{option}: expected files and folders there, but {path.relative_to(folder)} is neither (a "
+                    "FIFO, a socket or a device); move it."
+                )
     files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
     pictures = [f"{name}.{kind}" for name in ("rollout", "iteration") for kind in ("json", "png")]
     for name in (*files, SWITCH_FILE, SWITCH_PICTURE, *pictures):
@@ -155,6 +165,16 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
         for name, (old, new) in changes.items()
         if not each_start.fullmatch(name)
     ]
+
+
+def check_resumed(config: AnyRun, fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the fingerprint of a run, with what its optimizer adds. Raises UserError if a resumed
+    run's newest checkpoint has another one."""
+    fingerprint = {**fingerprint, "optimizer.moment_dtype": config.optimizer.moment_dtype}
+    if config.resume:
+        folder = Path(config.run_dir)
+        check_fingerprint(folder / CHECKPOINTS, fingerprint, changed_options(config, folder))
+    return fingerprint
 
 
 def name_of_rows(path: str) -> str:
@@ -203,6 +223,7 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
     """Creates a missing folder, and locks it. Raises UserError, beginning with `option`, if the
     folder cannot be created or another process holds its lock."""
+    _check_kinds(folder, option)
     lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)

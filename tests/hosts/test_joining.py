@@ -1,0 +1,45 @@
+"""A process that ends before all have met: the others end with one sentence, and not in C++."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from runs import finish, start
+from test_roll_call import free_port
+
+WORKER = str(Path(__file__).with_name("joining_worker.py"))
+
+
+def begin(address: str, count: int, index: int, *point: str):
+    return start(address, str(count), str(index), *point, program=(WORKER,))
+
+
+@pytest.mark.parametrize("point", ["JAX's join", "the meeting"])
+@pytest.mark.parametrize("gone", [0, 1])
+def test_who_dies_while_joining_ends_the_others_in_a_sentence(gone: int, point: str):
+    address = f"localhost:{free_port()}"
+    dies = begin(address, 2, gone, point)
+    other = begin(address, 2, 1 - gone)
+    said = finish(other, code=1, timeout=60)
+    finish(dies, code=-9)
+    (line,) = [line for line in said.splitlines() if line.strip()]
+    assert line.startswith(f"error: process {gone} ") and "has ended" in line
+
+
+def test_all_join_while_outsiders_come():
+    port = free_port()
+    all_of = [begin(f"localhost:{port}", 2, index) for index in (0, 1)]
+    outsiders = []
+    for _ in range(200):
+        try:
+            outsiders.append(one := socket.create_connection(("localhost", port), timeout=1))
+            one.sendall(b'{"hello": "pat_jax roll call 1", "index": 1, "count": 3}\n')
+        except OSError:
+            pass
+        if all_of[0].poll() is not None:
+            break
+    for one in all_of:
+        assert finish(one, timeout=60) == "" or sys.platform != "linux"
+    for one in outsiders:
+        one.close()
