@@ -9,6 +9,7 @@ from pathlib import Path
 from pat_jax.common.errors import UserError, shown
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.run.process.folder import COMPLETE, CONFIG_FILE, differences, is_used
+from pat_jax.run.results.serialized_rewards import check_asked
 
 RESULTS_FILE = "results.json"
 RESPONSES_FILE = "responses.jsonl"  # while there are no results
@@ -43,6 +44,7 @@ def options_of_evaluation(
         return replace(config, out=name)
     begun = ["--config", str(_check_begun(Path(resumed.out)))]
     config = parse([*begun, *argv])
+    check_asked(config, parse(argv, only=("reward", "reward_token_env")), Path(config.out))
     for name, (old, new) in differences(asdict(parse(begun)), asdict(config)).items():
         if name not in _FREE:
             raise UserError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.columns import (
+    check_distinct,
     check_messages,
     column_names,
     find_column,
@@ -91,11 +92,7 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
     messages = find_column(records, named.messages, ("messages",), "data.messages_key")
     text = find_column(records, named.text, ("text",), "data.text_key")
     refuse_media(records)
-    if prompt and prompt == completion:
-        raise UserError(
-            f"{path}: the column {prompt!r} cannot be both prompt and completion: expected two columns; "
-            "name them with --data.prompt_key and --data.completion_key."
-        )
+    check_distinct(path, prompt=prompt, completion=completion, messages=messages, text=text)
     if prompt and completion:
         return [_completion(record, prompt, completion) for record in records]
     if messages:

@@ -18,6 +18,7 @@ from typing import Any
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
+    check_distinct,
     column_names,
     find_column,
     lookup,
@@ -77,6 +78,7 @@ def read_pair_file(path: Path, columns: PairColumns | None = None) -> list[PairR
             for name in ("prompt", "chosen", "rejected", "margin")
         )
     )
+    check_distinct(path, **vars(found))
     if not found.chosen or not found.rejected:
         raise UserError(
             f"{path} has the columns {listed(column_names(records))}: expected chosen and rejected; "

@@ -1,7 +1,6 @@
 """A process that ends before all have met: the others end with one sentence, and not in C++."""
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,8 @@ def test_who_dies_while_joining_ends_the_others_in_a_sentence(gone: int, point: 
     other = begin(address, 2, 1 - gone)
     said = finish(other, code=1, timeout=60)
     finish(dies, code=-9)
-    (line,) = [line for line in said.splitlines() if line.strip()]
-    assert line.startswith(f"error: process {gone} ") and "has ended" in line
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: process {gone} has ended") and "Traceback" not in said
 
 
 def test_all_join_while_outsiders_come():
@@ -40,6 +39,6 @@ def test_all_join_while_outsiders_come():
         if all_of[0].poll() is not None:
             break
     for one in all_of:
-        assert finish(one, timeout=60) == "" or sys.platform != "linux"
+        assert "error" not in finish(one, timeout=60)
     for one in outsiders:
         one.close()

@@ -4,6 +4,9 @@ Knows Orbax. Does not know which checkpoint is to be used, nor what is saved (`c
 """
 
 import logging
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,15 @@ def silence() -> None:
     hundreds for a failed save, which pat_jax reports in one."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if getattr(sys.unraisablehook, "func", None) is not _print_but_strays:
+        sys.unraisablehook = partial(_print_but_strays, sys.unraisablehook)
+
+
+def _print_but_strays(print_error: Callable[[Any], Any], raised: Any) -> None:
+    """Prints an error that nobody can handle, except for those of TensorStore's threads: after a
+    failed save, each array that was still being written finds its event loop closed."""
+    if raised.exc_type is not RuntimeError or str(raised.exc_value) != "Event loop is closed":
+        print_error(raised)
 
 
 def read_part(path: Path, abstract: Any) -> Any:
