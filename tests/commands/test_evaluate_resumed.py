@@ -95,7 +95,7 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
     (broken.parent / "later.py").write_text(right)
     stream = "pat_jax.engine.session.Session.stream"
     monkeypatch.setattr(stream, lambda self, requests: iter(requests))
-    evaluate_here(monkeypatch, broken.parent, "--resume", "--batch", "6", small=False)
+    evaluate_here(monkeypatch, broken.parent, "--resume", *REWARD, "--batch", "6", small=False)
     found = completions(broken)
     assert [line["completion"] for line in found] == kept and len(kept) == 8
     assert [line["reward"] for line in found] == [len(text) for text in kept]

@@ -4,6 +4,8 @@ Knows Orbax. Does not know which checkpoint is to be used, nor what is saved (`c
 """
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -78,7 +80,10 @@ def _is_wait(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message. If the line has 160 characters or more, returns
-    the last 120, because Orbax's messages end with the cause."""
+    the system's reason that it names, or the last 120, because Orbax's messages end with the
+    cause."""
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(code[1]))
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) < 160 else f"… {text[-120:]}"
 
