@@ -44,13 +44,13 @@ def options_of_evaluation(
         return replace(config, out=name)
     begun = ["--config", str(_check_begun(Path(resumed.out)))]
     config = parse([*begun, *argv])
-    check_asked(config, parse(argv, only=("reward", "reward_token_env")), Path(config.out))
     for name, (old, new) in differences(asdict(parse(begun)), asdict(config)).items():
         if name not in _FREE:
             raise UserError(
                 f"option --{name} is {shown(new)}: expected {shown(old)} with --resume, by which the "
                 f"responses in {config.out!r} were drawn; leave it out, or choose another --out."
             )
+    check_asked(config, parse(argv, only=("reward", "reward_token_env")), Path(config.out))
     return config
 
 
