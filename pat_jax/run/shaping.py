@@ -6,7 +6,7 @@ algorithm. Does not know how a KL is estimated or how rewards become advantages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, nan
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 _META = "shaping"  # in a checkpoint's metadata
+_LARGEST = 1e100  # of a sum of squares of rewards
 KL_OF_A_TOKEN = "reward/kl_per_token"
 
 
@@ -42,8 +43,8 @@ class Shaping:
         if kl.target is not None and saved.get("beta", beta) == beta:
             kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
         moments = RewardMoments.from_json(saved["moments"])
-        if not (isfinite(kl.beta + moments.mean + moments.squares) and moments.squares >= 0):
-            raise ValueError("the state of rewards is not finite")
+        if not (0 <= moments.squares < _LARGEST and abs(moments.mean) + kl.beta < _LARGEST):
+            raise ValueError("the state of rewards is no state of any")
         return cls(kl, beta, moments)
 
     def to_meta(self) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def test_a_text_without_a_token_of_its_own_is_refused(plain, tmp_path):
     "columns",
     [
         PairColumns(prompt="chosen"),
-        PairColumns(prompt="Rejected"),
+        PairColumns(prompt="rejected"),
         PairColumns(chosen="rejected"),
         PairColumns(chosen="prompt"),
         PairColumns(margin="chosen"),

@@ -165,8 +165,10 @@ class LengthModel:
                 np.array(data["prompts"], np.int64), np.array(data["means"], float)
             )
         pairs = (ended, baseline.ended), (cut, baseline.ended), (prompts.mean, prompts.prompt)
-        numbers = np.concatenate([ended, cut, prompts.mean, [data["prior_weight"], data["keep"]]])
-        if any(x.shape != like.shape for x, like in pairs) or not (numbers >= 0).all():
+        single = [data[name] for name in ("cap", "prior_weight", "keep")]
+        numbers = np.concatenate([ended, cut, prompts.mean, np.array(single, float)])
+        is_sound = ((numbers >= 0) & (numbers < 2**53)).all()
+        if any(x.shape != like.shape for x, like in pairs) or not is_sound:
             raise ValueError("the counts of lengths are not those of a length model")
         return cls(replace(baseline, ended=ended, cut=cut), prompts, data["keep"])
 
