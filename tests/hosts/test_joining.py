@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from runs import finish, start
-from test_roll_call import free_port
+from several import free_port
 
 WORKER = str(Path(__file__).with_name("joining_worker.py"))
 

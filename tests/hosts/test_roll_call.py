@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from joined import wait_for
+from several import free_port
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts import link, sockets, wire
@@ -31,12 +32,6 @@ STRAYS: Sequence[bytes | None] = [
     b'{"index": 1, "host": "a", "prove": "", "proof": "00"}\n',
     b'{"index": 1, "host": "a", "prove": "", "proof": "\xff"}\n',
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def outcomes(calls: Sequence[Callable[[], object]]) -> list[str]:

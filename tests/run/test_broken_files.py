@@ -206,15 +206,14 @@ def resume_from(meta: Any) -> None:
     steered = ["--algorithm.kl_in", "reward", "--algorithm.kl_target", "0.1"]
     config = parse(["--preset", "demo", "--algorithm.beta", "0.1", *steered])
     where = partial(as_written, Path("/run/checkpoints/4"))
-    run = SimpleNamespace(
+    run: Any = SimpleNamespace(
         checkpoints=SimpleNamespace(as_written=lambda step: where()),
         progress=SimpleNamespace(print=lambda line: None),
     )
     train = SimpleNamespace(after=lambda batches, size: Cursor(0, batches * size))
     task = SimpleNamespace(checksums={"train": 1, "heldout": 2}, train=train)
-    found: Any = _resumed(
-        config, SimpleNamespace(task=task), run, (4, {}, meta), {"base_checksum": None}
-    )  # fmt: skip
+    setup: Any = SimpleNamespace(task=task)
+    found: Any = _resumed(config, setup, run, (4, {}, meta), {"base_checksum": None})
     assert found.totals.metrics(0.5)["progress/tokens"] >= 0 and found.totals.cursor >= (0, 0)
     found.lengths.updated(np.array([3]), np.array([False]), np.array([1]))
     found.lengths.expected(np.array([1, 2]))

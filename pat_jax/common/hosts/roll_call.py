@@ -3,7 +3,7 @@ process in C++, without a message for the user.
 
 The first process listens at the coordinator's address until every other one has sent its index. It
 tells them to go on, or why not, and leaves the port to JAX. Both sides prove that they have the
-token of the job (`place.job_token`), without sending it; whoever has another one is ignored. The
+token of the job (`place.job_token`), without sending it; a visitor with another one is ignored. The
 connections stay open until all have met (`watched`): if a process ended meanwhile, JAX would abort
 the others, too. Only JSON is read.
 """
@@ -126,7 +126,7 @@ def _call(
 
 def _gathered(place: Place, came: Iterable[Visitor], *, is_ours: bool) -> tuple[Lines, str]:
     """Returns the connections of the processes that have come, and why the run cannot begin, or "".
-    Unless `is_ours`, whoever comes may be of another job, and is no reason to end."""
+    Unless `is_ours`, a visitor may be of another job, and is no reason to end."""
     there: Lines = {}
     sentence = ""
     if place.count == 1:
