@@ -185,7 +185,7 @@ class Learner:
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._roles = config, setup, setup.roles
         self.states, self._checksums = began.states, began.base_checksums
-        self._shaping = Shaping.of(config.algorithm, began.meta)
+        self._shaping = began.shaping
         self._shapes = self._roles.micro_shapes
         self._rates = {POLICY: learning_rates(config), CRITIC: critic_rates(config)}
         most, notify = config.optimizer.max_skipped, run.progress.print

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pat_jax.common.devices import Device
@@ -38,8 +37,7 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints import owned_arrays
-from pat_jax.run.checkpoints.meta import check_fingerprint
-from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.process.folder import check_resumed
 from pat_jax.run.results.weights import check_weights
 from pat_jax.run.reward_models import RewardModels, build_reward_models
 from pat_jax.run.start.adapters import identity
@@ -210,10 +208,7 @@ def _fingerprint(
     one."""
     own = {"has_reference": config.algorithm.beta > 0}
     of_policy = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
-    fingerprint = {**of_policy, **critic_identity(config, critic, policy)}
-    if config.resume:
-        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
-    return fingerprint
+    return check_resumed(config, {**of_policy, **critic_identity(config, critic, policy)})
 
 
 def build_engine(

@@ -18,6 +18,7 @@ from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 _META = "shaping"  # in a checkpoint's metadata
+_LARGEST = 1e100  # of a sum of squares of rewards
 KL_OF_A_TOKEN = "reward/kl_per_token"
 
 
@@ -41,7 +42,10 @@ class Shaping:
             return cls(kl, beta)
         if kl.target is not None and saved.get("beta", beta) == beta:
             kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
-        return cls(kl, beta, RewardMoments.from_json(saved["moments"]))
+        moments = RewardMoments.from_json(saved["moments"])
+        if not (0 <= moments.squares < _LARGEST and abs(moments.mean) + kl.beta < _LARGEST):
+            raise ValueError("the state of rewards is no state of any")
+        return cls(kl, beta, moments)
 
     def to_meta(self) -> dict[str, Any]:
         """Returns what `of` reads."""

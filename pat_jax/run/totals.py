@@ -15,6 +15,10 @@ class Totals:
     tokens: int = 0  # of each response and its prompt
     cursor: Cursor = START  # where the next batch begins
 
+    def __post_init__(self):
+        if min(self.batches, self.tokens, *self.cursor) < 0:
+            raise ValueError("a count is below zero")
+
     def plus(self, tokens: int, cursor: Cursor) -> "Totals":
         """Returns the totals after one more batch of `tokens` tokens. `cursor` is where the next
         batch begins."""

@@ -1,6 +1,7 @@
 """Finds the columns of a file by name. Knows names, and the errors of rows without a column."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from pat_jax.common.errors import UserError
@@ -37,6 +38,17 @@ def find_column(records: Sequence[Record], named: str, known: Sequence[str], opt
             "one of them, or column.field."
         )
     return ""
+
+
+def check_distinct(path: Path, **columns: str) -> None:
+    """Raises UserError if two of these columns, by what they are for, are one; "" is none."""
+    found: dict[str, str] = {}
+    for use, column in columns.items():
+        if column and (other := found.setdefault(column, use)) != use:
+            raise UserError(
+                f"{path}: the column {column!r} cannot be both {other} and {use}: expected two columns; "
+                f"name them with --data.{other}_key and --data.{use}_key."
+            )
 
 
 def column_names(records: Sequence[Record]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
+    check_distinct,
     column_names,
     find_column,
     made,
@@ -102,11 +103,7 @@ def read_example_file(
     completion = find_column(records, named.completion, ("completion",), "data.completion_key")
     messages = find_column(records, named.messages, ("messages",), "data.messages_key")
     text = find_column(records, named.text, ("text",), "data.text_key")
-    if prompt and prompt == completion:
-        raise UserError(
-            f"{path}: the column {prompt!r} cannot be both prompt and completion: expected two columns; "
-            "name them with --data.prompt_key and --data.completion_key."
-        )
+    check_distinct(path, prompt=prompt, completion=completion, messages=messages, text=text)
     if prompt and completion:
         row = partial(_completion, report, prompt, completion)
     elif messages or text:

@@ -22,6 +22,7 @@ from typing import Any
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
+    check_distinct,
     column_names,
     find_column,
     lookup,
@@ -96,6 +97,7 @@ def read_pair_file(
             for name, known in _KNOWN.items()
         )
     )
+    check_distinct(path, **vars(found))
     if not found.chosen or not found.rejected:
         raise UserError(
             f"{path} has the columns {listed(column_names(records))}: expected chosen and rejected; "

@@ -15,7 +15,15 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, made, missing
+from pat_jax.rl.data.columns import (
+    ABSENT,
+    check_distinct,
+    column_names,
+    find_column,
+    lookup,
+    made,
+    missing,
+)
 from pat_jax.rl.data.prompt_columns import PROMPTS, read_prompt, with_system
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.row_report import RowReport
@@ -109,11 +117,7 @@ def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str,
             f"{path} has the columns {listed(column_names(records))}: expected one of "
             f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
         )
-    if prompt_key == answer_key:
-        raise UserError(
-            f"{path}: the column {prompt_key!r} cannot be both prompt and answer: expected two columns; "
-            "name them with --data.prompt_key and --data.answer_key."
-        )
+    check_distinct(path, prompt=prompt_key, answer=answer_key)
     return prompt_key, answer_key
 
 

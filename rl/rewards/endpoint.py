@@ -7,9 +7,11 @@ Knows requests, time limits, and which answers are worth a retry. Does not know 
 (`endpoint_http.py`), nor which responses one call is for (`function.py`); imports no jax.
 """
 
+import base64
 import contextlib
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -18,8 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from urllib.parse import quote
+from http.client import HTTPConnection, HTTPResponse
 
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
@@ -30,6 +31,7 @@ from pat_jax.rl.rewards.results import read_scores
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, doubled each time
 _EXCERPT_LENGTH = 200
+_QUOTED = 2**16  # characters in which a token is looked for, to quote some: a token has fewer
 _TOO_MANY, _INTERNAL = 429, 500
 _INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
@@ -110,8 +112,8 @@ class RewardEndpoint:
             return Outcome(
                 failure=Failure(Cause.WRONG_RESULT, f"{what} where {_SHAPE} was expected")
             )
-        # ValueError and OverflowError come from chunks of size -5 or 2**99.
-        except (OSError, HTTPException, ValueError, OverflowError) as error:
+        # Whatever the standard library raises on bytes that are no HTTP: it has no common class.
+        except Exception as error:
             named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
             return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
         return _read(answer, text, count, self._secret)
@@ -210,15 +212,19 @@ class _Secret:
     """
 
     def __init__(self, token: str):
-        in_json = json.dumps(token)[1:-1]
-        forms = {token, in_json, in_json.replace("/", r"\/"), quote(token, safe="")}
-        self._forms = sorted(forms - {""}, key=len, reverse=True)
+        content = token.encode("utf-8", "surrogatepass")
+        encoded = [base64.b64encode(bytes(i) + content).decode()[2 * i :] for i in range(3)]
+        # Cut where other bytes around the token would change the digits.
+        forms = [form[bool(i) : -4] for i, form in enumerate(encoded) if len(content) > 5]
+        forms += [form.translate(str.maketrans("+/", "-_")) for form in forms]
+        escaped = r"\\{0,8}".join(map(_escaped, token))
+        found = "|".join([escaped, content.hex(), *map(re.escape, forms)])
+        self._found = re.compile(found if token else "(?!)", re.IGNORECASE)
 
     def hidden(self, text: str) -> str:
-        """Hides the token in a text, also in the escaped forms of JSON and addresses."""
-        for form in self._forms:
-            text = text.replace(form, _INSTEAD_OF_TOKEN)
-        return text
+        """Hides the token in a text, whatever escapes it has: of JSON, Python, addresses or HTML,
+        also several times over, or all of it in base64 or hexadecimal digits."""
+        return self._found.sub(_INSTEAD_OF_TOKEN, text)
 
     def hidden_inside(self, value: object) -> object:
         """Hides the token in all texts of a JSON value."""
@@ -231,9 +237,21 @@ class _Secret:
         return value
 
 
+def _escaped(character: str) -> str:
+    """Returns a pattern of a character as it is and in its escaped forms."""
+    code, utf8 = ord(character), character.encode("utf-8", "surrogatepass")
+    units = character.encode("utf-16-be", "surrogatepass")
+    as_units = "".join(
+        rf"\\{{1,8}}u{{?0*{units[i : i + 2].hex()}}}?" for i in range(0, len(units), 2)
+    )
+    percent = "".join(f"%(?:25)*{one:02x}" for one in utf8)
+    html = f"&(?:amp;)*#(?:x0*{code:x}|0*{code});?"
+    return rf"(?:{re.escape(character)}|{as_units}|\\{{1,8}}x{code:02x}|{percent}|{html})"
+
+
 def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
     """Reads an answer with the text `sentence`."""
-    text, reason = secret.hidden(sentence), secret.hidden(answer.reason)
+    text, reason = secret.hidden(sentence[:_QUOTED]), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # perhaps only one response causes it: others may be scored

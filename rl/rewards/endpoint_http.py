@@ -62,7 +62,16 @@ class _Answer(HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **options: Any):
         super().__init__(sock, *args, **options)
         self.fp.close()
-        self.fp = io.BufferedReader(_Bounded(sock.makefile("rb", buffering=0)))
+        self.fp = _Reader(_Bounded(sock.makefile("rb", buffering=0)))
+
+
+class _Reader(io.BufferedReader):
+    """Refuses a chunk that says to be longer than LARGEST_ANSWER, before its bytes are allocated."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > LARGEST_ANSWER:
+            raise TooLongError
+        return super().read(size)
 
 
 class _Bounded(io.RawIOBase):

@@ -10,9 +10,9 @@ from typing import Any
 
 from pat_jax.rl.text.text_worker import Limits, TextWorker, WorkerDied, take
 
-SECONDS, NUM_BYTES = 10.0, 2**30  # limits of one text; a usual one takes a thousandth of either
+SECONDS, NUM_BYTES = 2.0, 2**30  # limits of one text; a usual one takes a thousandth of either
 # Budget of processor seconds for all texts: BUDGET_S, and EACH_S more for each text.
-BUDGET_S, EACH_S = 20.0, 0.1
+BUDGET_S, EACH_S = 10.0, 0.05
 
 # Arguments of a rendering that are not variables of the template.
 _OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")

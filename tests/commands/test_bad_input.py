@@ -209,7 +209,10 @@ def test_options_of_the_built_in_task(tmp_path: Path, command, options: str, wor
     ("options", "words"),
     [
         ("--model demo", ["of another model", "embed_dim (32 there, ", "here)", "--model"]),
-        ("--algorithm.beta 0.1", ["of another model", "has_reference (False there, True here)"]),
+        ("--algorithm.beta 0.1", ["has_reference (False there, ", "algorithm.beta 0.0 -> 0.1"]),
+        ("--lora.rank 4", ["lora.rank (nothing there, 4 here)", "lora.rank 0 -> 4"]),
+        ("--algorithm.name ppo", ["has_critic", "algorithm.name grpo -> ppo"]),
+        ("--optimizer.moment_dtype bfloat16", ["optimizer.moment_dtype float32 -> bfloat16"]),
     ],
 )
 def test_a_checkpoint_of_another_model(tmp_path: Path, command, options: str, words: list[str]):

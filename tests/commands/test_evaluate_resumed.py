@@ -95,7 +95,7 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
     (broken.parent / "later.py").write_text(right)
     stream = "pat_jax.engine.session.Session.stream"
     monkeypatch.setattr(stream, lambda self, requests: iter(requests))
-    evaluate_here(monkeypatch, broken.parent, "--resume", "--batch", "6", small=False)
+    evaluate_here(monkeypatch, broken.parent, "--resume", *REWARD, "--batch", "6", small=False)
     found = completions(broken)
     assert [line["completion"] for line in found] == kept and len(kept) == 8
     assert [line["reward"] for line in found] == [len(text) for text in kept]
@@ -109,6 +109,8 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
         ("--resume --seed 1", ["option --seed is 1: expected 0 with --resume"]),
         ("--resume --data.system_prompt x", ["--data.system_prompt is 'x': expected ''"]),
         ("--resume --num_prompts 5", ["option --num_prompts is 5: expected 4"]),
+        ("--resume", ["{}/out", "--resume, too", "add --reward later.py:right."]),
+        ("--resume --reward_token_env A", ["add --reward later.py:right"]),
         ("", ["expected a new or empty folder; go on with the evaluation in it with --resume"]),
         (
             "--resume --out {}/none",
@@ -131,5 +133,5 @@ def test_what_cannot_go_on_is_one_sentence_and_keeps_what_is_there(
 
 def test_a_folder_is_one_evaluation_at_a_time(broken: Path, monkeypatch, capsys):
     with lock_folder(broken, "another"), pytest.raises(SystemExit):
-        evaluate_here(monkeypatch, broken.parent, "--resume", small=False)
+        evaluate_here(monkeypatch, broken.parent, "--resume", *REWARD, small=False)
     assert "another process is running there" in capsys.readouterr().err

@@ -19,15 +19,18 @@ def start_all(
       each: options of each process alone.
     """
     own = each or [()] * count
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    found = ["--distributed.coordinator", f"localhost:{port}"]
+    found = ["--distributed.coordinator", f"localhost:{free_port()}"]
     found += ["--distributed.num_processes", str(count)]
     return [
         start(*options, *own[i], *found, "--distributed.process_id", str(i), program=program)
         for i in range(count)
     ]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def ends(processes: Sequence[subprocess.Popen], *, timeout: float = 280) -> list[tuple[int, str]]:

@@ -1,19 +1,24 @@
 """Who is there before JAX is asked: all, or one sentence within the time."""
 
+import hmac
 import json
+import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
+from joined import wait_for
+from several import free_port
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts import link, sockets
-from pat_jax.common.hosts.place import Place
-from pat_jax.common.hosts.roll_call import roll_call
+from pat_jax.common.hosts import link, sockets, wire
+from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.hosts.place import TOKEN, Place, job_token
+from pat_jax.common.hosts.roll_call import roll_call, watched
 
 STRAYS: Sequence[bytes | None] = [
     None,  # silent
@@ -27,12 +32,6 @@ STRAYS: Sequence[bytes | None] = [
     b'{"index": 1, "host": "a", "prove": "", "proof": "00"}\n',
     b'{"index": 1, "host": "a", "prove": "", "proof": "\xff"}\n',
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def outcomes(calls: Sequence[Callable[[], object]]) -> list[str]:
@@ -49,8 +48,14 @@ def outcomes(calls: Sequence[Callable[[], object]]) -> list[str]:
         return list(pool.map(sentence, calls))
 
 
+def attend(place: Place, wait_s: float, token: bytes = b"") -> None:
+    """Comes to the roll call, and goes again once all are there."""
+    for line in roll_call(place, wait_s, token)[1].values():
+        line.close()
+
+
 def called(address: str, indices: Sequence[int], count: int, wait_s: float) -> list[str]:
-    return outcomes([lambda i=i: roll_call(Place(address, i, count), wait_s) for i in indices])
+    return outcomes([lambda i=i: attend(Place(address, i, count), wait_s) for i in indices])
 
 
 @contextmanager
@@ -120,8 +125,8 @@ def test_a_port_that_is_taken():
 def test_processes_that_count_otherwise():
     address = f"localhost:{free_port()}"
     calls = [
-        lambda: roll_call(Place(address, 0, 2), 20),
-        lambda: roll_call(Place(address, 1, 3), 20),
+        lambda: attend(Place(address, 0, 2), 20, b"token"),
+        lambda: attend(Place(address, 1, 3), 20, b"token"),
     ]
     fields = outcomes(calls)
     assert fields[0] == fields[1] and "started as one of 3 and process 0 as one of 2" in fields[0]
@@ -152,8 +157,9 @@ def test_strangers_disturb_no_meeting(monkeypatch):
         others = [pool.submit(link.connect, address, i) for i in (2, 1)]
         assert [peer.index for peer in first.result()] == [1, 2]
         assert [[peer.index for peer in other.result()] for other in others] == [[0], [0]]
-        first.result()[0].send(pickled := link.pickle.dumps(link.Message("stop", content=7)))
-        assert others[1].result()[0].receive() == link.pickle.loads(pickled)
+        message = link.Message("stop", content=7)
+        first.result()[0].send(wire.to_bytes(message))
+        assert others[1].result()[0].receive() == message
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -163,7 +169,7 @@ def test_a_port_is_open_where_it_is_needed_alone(host: str):
         assert listener.getsockname()[0] in ("127.0.0.1", "::1")
 
 
-def test_nothing_is_unpickled_of_a_stranger():
+def test_nothing_is_unpickled():
     ours, theirs = socket.socketpair()
     peer = link.Peer(link.Connection(ours.detach()), b"k" * 32, 1, "a")
 
@@ -172,8 +178,12 @@ def test_nothing_is_unpickled_of_a_stranger():
             return (pytest.fail, ("it was unpickled",))
 
     with link.Connection(theirs.detach()) as stranger:
-        stranger.send_bytes(bytes(32) + link.pickle.dumps(Bomb()))
+        bomb = pickle.dumps(Bomb())
+        stranger.send_bytes(bytes(32) + bomb)
         with pytest.raises(OSError, match="no process of this run"):
+            peer.receive()
+        stranger.send_bytes(hmac.digest(b"k" * 32, bomb, "sha256") + bomb)  # nor of a process
+        with pytest.raises(OSError, match="cannot be read"):
             peer.receive()
 
 
@@ -184,3 +194,101 @@ def test_a_key_that_is_another_is_refused(monkeypatch):
     calls = [lambda: link.accept(listener, address.key, 1, 0.6), lambda: link.connect(wrong, 1)]
     first, other = outcomes(calls)
     assert first.startswith("0 of 1 other processes") and "did not reach process 0" in other
+
+
+OUTSIDERS = [
+    {"hello": "pat_jax roll call 1", "index": 1, "count": 2},  # a job of an earlier version
+    {"hello": "pat_jax roll call 2", "index": 1, "count": 3, "prove": "", "proof": "00"},
+    {"index": 1, "count": 2, "prove": "", "proof": None},
+]
+
+
+def test_an_outsiders_line_neither_ends_the_first_process_nor_takes_a_place():
+    port = free_port()
+    lines = [json.dumps(fields).encode() + b"\n" for fields in OUTSIDERS]
+    with visits(port, lines):
+        assert called(f"localhost:{port}", [0, 1], 2, 20) == ["", ""]
+
+
+@pytest.mark.parametrize("stale", [Place("", 1, 2), Place("", 1, 3)])
+def test_a_process_of_another_job_is_ignored(stale: Place):
+    address = f"localhost:{free_port()}"
+    calls = [
+        lambda: attend(stale._replace(coordinator=address), 3, b"another"),
+        lambda: attend(Place(address, 0, 2), 20, b"this"),
+        lambda: (time.sleep(1), attend(Place(address, 1, 2), 20, b"this")),
+    ]
+    other, first, ours = outcomes(calls)
+    assert (first, ours) == ("", "")
+    assert other.startswith("process 1 did not reach process 0") and TOKEN in other
+
+
+def test_without_a_token_a_process_that_counts_otherwise_ends_nobody_but_itself():
+    address = f"localhost:{free_port()}"
+    calls = [
+        lambda: attend(Place(address, 1, 3), 20),
+        lambda: attend(Place(address, 0, 2), 20),
+        lambda: (time.sleep(1), attend(Place(address, 1, 2), 20)),
+    ]
+    other, first, ours = outcomes(calls)
+    assert (first, ours) == ("", "") and "started as one of 3 and process 0 as one of 2" in other
+
+
+def test_the_token_is_never_sent(monkeypatch: pytest.MonkeyPatch):
+    sent, send = [], sockets.send_fields
+    monkeypatch.setattr(
+        sockets, "send_fields", lambda to, **told: (sent.append(told), send(to, **told))
+    )
+    address = f"localhost:{free_port()}"
+    outcomes([lambda i=i: attend(Place(address, i, 2), 20, b"secret-7") for i in (0, 1)])
+    assert len(sent) >= 3 and "secret-7" not in json.dumps(sent)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_who_ends_before_all_have_met_ends_the_others(gone: int, capfd: pytest.CaptureFixture):
+    address = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(3) as pool:
+        called = [pool.submit(roll_call, Place(address, i, 3), 20) for i in range(3)]
+    lines = [one.result()[1] for one in called]
+    ended: dict[int, int] = {}
+    with ExitStack() as stack:
+        for line in (line for of_one in lines for line in of_one.values()):
+            stack.enter_context(line)
+        for i in {0, 1, 2} - {gone}:
+            stack.enter_context(watched(lines[i], lambda code, i=i: ended.update({i: code})))
+        for line in lines[gone].values():
+            line.close()
+        wait_for(lambda: len(ended) == 2)
+    assert ended == dict.fromkeys({0, 1, 2} - {gone}, 1)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all(f"process {gone} has ended before" in one for one in said)
+
+
+def test_who_has_met_may_end(capfd: pytest.CaptureFixture):
+    address = f"localhost:{free_port()}"
+    with ThreadPoolExecutor(2) as pool:
+        called = [pool.submit(roll_call, Place(address, i, 2), 20) for i in range(2)]
+    first, other = (one.result()[1] for one in called)
+    ended: list[int] = []
+    with first[1], watched(first, ended.append):
+        with other[0], watched(other, ended.append):
+            pass
+        time.sleep(0.5)
+    assert not ended and not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, True),
+        ({"PMIX_NAMESPACE": "7"}, True),
+        ({"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "7"}, True),
+        ({"WORLD_SIZE": "2", "SLURM_JOB_ID": "7"}, False),  # of one host's shell, perhaps
+    ],
+)
+def test_a_job_has_the_token_of_its_launcher_and_of_its_user(variables: dict, named: bool):
+    alone, by_hand = DistributedConfig(), DistributedConfig("a:1", 2, 0)
+    assert bool(job_token(alone, variables)) == named and not job_token(by_hand, variables)
+    ours = {TOKEN: "x"}
+    assert len({job_token(by_hand, ours), job_token(by_hand, {TOKEN: "y"}), b""}) == 3
+    assert (job_token(alone, variables | ours) != job_token(alone, ours)) == named

@@ -154,3 +154,12 @@ def test_texts_that_each_take_nearly_their_limit_have_a_budget(monkeypatch):
 def test_many_texts_of_a_usual_template_have_no_end_of_it(template, monkeypatch):
     monkeypatch.setattr(chat_template, "BUDGET_S", 0.0)
     assert {template.render([USER]) for _ in range(300)} == {"^<user>Hi.</><assistant>"}
+
+
+@own
+def test_a_text_that_takes_seconds_ends_it():
+    """A file of such texts would take hours, in silence."""
+    work = "{% for i in range(99999) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(f"{work}{{{{ messages[0].content }}}}", {})
+    with pytest.raises(ChatTemplateError, match=r"works for more than \d s"):
+        template.render([USER])

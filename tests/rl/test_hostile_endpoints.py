@@ -1,6 +1,7 @@
 """Endpoints that answer what no server should: one sentence, in time, without the token and without what
 would steer a terminal."""
 
+import base64
 import contextlib
 import json
 import re
@@ -87,7 +88,11 @@ BROKEN = "broke the connection off"
 SAYINGS = [
     (answer("-1\r\nabcde\r\n0\r\n\r\n", CHUNKED), Cause.ENDPOINT, BROKEN),
     (answer("xyz\r\n", CHUNKED), Cause.ENDPOINT, BROKEN),
-    (answer("f" * 40 + "\r\nab", CHUNKED), Cause.ENDPOINT, BROKEN),
+    (answer("f" * 40 + "\r\nab", CHUNKED), Cause.WRONG_RESULT, "answered more than"),
+    (answer(f"{2**62:x}\r\nab", CHUNKED), Cause.WRONG_RESULT, "answered more than"),
+    (answer(f"{2**40:x}\r\nab", CHUNKED), Cause.WRONG_RESULT, "answered more than"),
+    (answer("", f"Content-Length: {2**62}"), Cause.WRONG_RESULT, "answered more than"),
+    (answer("ab", f"Content-Length: {'9' * 5000}"), Cause.WRONG_RESULT, "broken JSON"),
     (answer("", "Content-Length: 99"), Cause.ENDPOINT, BROKEN),
     (answer(SCORED, "Content-Length: -7"), None, ""),
     (answer(SCORED, "Retry-After: " + "9" * 5000), None, ""),
@@ -137,6 +142,14 @@ TELLING = [
     answer(f"https://x/?key={quote(TOKEN, safe='')}"),
     f"HTTP/1.1 {TOKEN}\r\n\r\n".encode(),
     answer(f"{TOKEN}\r\n", CHUNKED),
+    answer(TOKEN.replace("-", "\\u002d").replace("3", "\\u0033"), status="403 No"),
+    answer(json.dumps(json.dumps(TOKEN)), status="403 No"),
+    answer("".join(f"\\u{ord(c):04X}" for c in TOKEN), status="500 No"),
+    answer("".join(f"%{ord(c):02X}" for c in TOKEN), status="403 No"),
+    answer(quote(quote(TOKEN, safe=""), safe=""), status="403 No"),
+    answer("".join(f"&#{ord(c)};" for c in TOKEN), status="403 No"),
+    *(answer(base64.b64encode(b"x" * i + TOKEN.encode()), status="403 No") for i in range(3)),
+    answer(TOKEN.encode().hex(), status="403 No"),
 ]
 
 
@@ -144,8 +157,11 @@ TELLING = [
 def test_no_message_has_the_token(ask: Ask, output):
     outcome = ask(output)
     told = repr((outcome.failure, outcome.scores))
-    for form in (TOKEN, json.dumps(TOKEN)[1:-1], quote(TOKEN, safe=""), "s3cret", "t0"):
-        assert form not in told
+    shown = told.replace(r"\\", "\\")
+    for form in (TOKEN, json.dumps(TOKEN)[1:-1], quote(TOKEN, safe=""), "s3cret", "t0", "cret"):
+        assert form not in told and form not in shown
+    for form in ("\\u0073", "%73", "%2573", "&#115", "733363", "czNjcmV0", "MzY3JldA", "zM2NyZXQ"):
+        assert form.lower() not in shown.lower()
     assert outcome.failure or outcome.scores
 
 

@@ -12,7 +12,7 @@ from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.pair import Pair
-from pat_jax.rl.data.pair_files import PairColumns
+from pat_jax.rl.data.pair_files import PairColumns, read_pair_file
 from pat_jax.rl.data.pairs import PairReader, PairsRead
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
@@ -213,3 +213,21 @@ def test_a_text_without_a_token_of_its_own_is_refused(plain, tmp_path):
     with pytest.raises(UserError, match=r"line 1, fields .* one is the beginning of the other"):
         read(path, plain, is_scored=False)
     assert len(read(path, plain, is_scored=True)) == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        PairColumns(prompt="chosen"),
+        PairColumns(prompt="rejected"),
+        PairColumns(chosen="rejected"),
+        PairColumns(chosen="prompt"),
+        PairColumns(margin="chosen"),
+        PairColumns("a.b", "a.b", "rejected"),
+    ],
+)
+def test_no_column_is_two(tmp_path: Path, columns: PairColumns):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1, "a": {"b": "d"}}
+    path = write(tmp_path, row)
+    with pytest.raises(UserError, match=r"pairs\.jsonl: the column '.*' cannot be both .*_key\.$"):
+        read_pair_file(path, columns)

@@ -3,9 +3,13 @@ it is read, left out, or refused in one sentence."""
 
 import json
 import os
+import re
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,24 +20,42 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import parse_json
+from pat_jax.config.command_line import dump, parse
+from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.evaluation.kept_responses import KeptResponses
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.rl.data.epochs import Cursor
 from pat_jax.run.checkpoints.earlier_texts import as_bytes as earlier_bytes
 from pat_jax.run.checkpoints.earlier_texts import put_bytes
 from pat_jax.run.checkpoints.exit_head_state import of_bytes
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
-from pat_jax.run.checkpoints.meta import newest_meta, read_meta
+from pat_jax.run.checkpoints.json_state import declared
+from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
 from pat_jax.run.logging.samples import SAMPLES_FILE, Sample, SamplesFile, read_samples
-from pat_jax.run.process.folder import CONFIG_FILE
+from pat_jax.run.process.folder import CONFIG_FILE, options_of_run
 from pat_jax.run.results.export import _written
 from pat_jax.run.results.saved_policy import SavedPolicy
 from pat_jax.run.results.saved_run import SavedRun
+from pat_jax.run.sft.loop import Drawn
+from pat_jax.run.shaping import Shaping
+from pat_jax.run.start.init_state import _resumed
+from pat_jax.run.totals import Totals
+
+
+def bound(path: Path) -> None:
+    """A socket; its name may be too long for the system from here."""
+    with pytest.MonkeyPatch.context() as patch, socket.socket(socket.AF_UNIX) as one:
+        patch.chdir(path.parent)
+        one.bind(path.name)
+
 
 SOME = settings(max_examples=25, deadline=None)
 DEEP = "[" * 100_000
@@ -168,6 +190,83 @@ def test_a_wild_value(name: str, tmp_path_factory, where: int, wild: str):
 @example(junk=b"{}\n[]\n3\n")
 def test_any_bytes(name: str, tmp_path_factory, junk: bytes):
     check(name, tmp_path_factory.mktemp("junk"), junk)
+
+
+HISTORY = {
+    "lengths": LengthModel.empty(64).to_json(),
+    "problems": {"train": 1, "heldout": 2},
+    **Totals(3, 4).to_json(),
+    **Shaping.of(AlgorithmConfig(), {}).to_meta(),
+    "config": "model: tiny\n",
+}
+
+
+def resume_from(meta: Any) -> None:
+    """As a run does, and as fine-tuning."""
+    steered = ["--algorithm.kl_in", "reward", "--algorithm.kl_target", "0.1"]
+    config = parse(["--preset", "demo", "--algorithm.beta", "0.1", *steered])
+    where = partial(as_written, Path("/run/checkpoints/4"))
+    run: Any = SimpleNamespace(
+        checkpoints=SimpleNamespace(as_written=lambda step: where()),
+        progress=SimpleNamespace(print=lambda line: None),
+    )
+    train = SimpleNamespace(after=lambda batches, size: Cursor(0, batches * size))
+    task = SimpleNamespace(checksums={"train": 1, "heldout": 2}, train=train)
+    setup: Any = SimpleNamespace(task=task)
+    found: Any = _resumed(config, setup, run, (4, {}, meta), {"base_checksum": None})
+    assert found.totals.metrics(0.5)["progress/tokens"] >= 0 and found.totals.cursor >= (0, 0)
+    found.lengths.updated(np.array([3]), np.array([False]), np.array([1]))
+    found.lengths.expected(np.array([1, 2]))
+    assert found.shaping.moments.after(np.ones(2)).deviation >= 0
+
+
+def test_a_sound_history_is_read():
+    resume_from(HISTORY)
+    resume_from({"lengths": HISTORY["lengths"]})  # of an early version
+
+
+@settings(max_examples=150, deadline=None)
+@given(where=ANYWHERE, wild=WILD, gone=st.booleans())
+@example(where=1, wild="{}", gone=False)
+@example(where=1, wild="null", gone=True)
+def test_a_wild_history(where: int, wild: str, gone: bool):
+    try:
+        text = with_wild(HISTORY, where, wild)
+        meta: Any = parse_json(text)
+    except ValueError:
+        return
+    if gone and isinstance(meta, dict):
+        del meta[[*meta][where % len(meta)]]
+    if not isinstance(meta, dict):
+        return
+    try:
+        resume_from(meta)
+    except UserError as error:
+        assert "\n" not in str(error) and ("metadata" in str(error) or "length model" in str(error))
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [None, {}, {"examples": "1"}, {"examples": -1}, {"examples": 1, "x": 2}, [1], {"tokens": 1.5}],
+)
+def test_a_wild_history_of_fine_tuning(drawn: object):
+    with pytest.raises(UserError, match=r"/run/4/meta/metadata is not"), as_written(Path("/run/4")):
+        declared(Drawn.from_json({"drawn": drawn} if drawn != {} else {}))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", ".config.yaml.partial", "checkpoints/2/x", "rows/a"]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), bound])
+def test_what_would_never_end_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None]):
+    config = parse(["--preset", "demo", "--run_dir", str(tmp_path)])
+    if name != CONFIG_FILE:
+        (tmp_path / CONFIG_FILE).write_text(dump(config))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    make(tmp_path / name)
+    for words in (["--resume"], ["--resume", "auto"]):
+        with pytest.raises(UserError, match=f"but {re.escape(name)} is neither"):
+            options_of_run([*words, "--run_dir", str(tmp_path)], parse)
 
 
 @SOME

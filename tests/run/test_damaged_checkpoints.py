@@ -208,7 +208,7 @@ def limit(size):
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 logging.getLogger("pat_jax").addHandler(logging.NullHandler())  # as run.log would be
-state = {"x": jax.random.normal(jax.random.key(0), (200_000,))}
+state = {str(i): jax.random.normal(jax.random.key(i), (20_000,)) for i in range(40)}
 checkpoints = Checkpointer(sys.argv[1])
 checkpoints.save(1, state, {})
 checkpoints.wait()
@@ -244,6 +244,32 @@ def test_a_failed_save_is_one_sentence_and_the_next_one_succeeds(tmp_path: Path)
         assert "File too large" in line and line.endswith("the one of step 1 stays")
     assert newest == "12" and len(done.stderr.splitlines()) < 10, done.stderr
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "12"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": ABSTRACT["x"], "y": {"a": ABSTRACT["y"]}},
+        {"x": ABSTRACT["x"], "y": [ABSTRACT["y"], ABSTRACT["y"]]},
+        ABSTRACT | {"z": ABSTRACT["y"]},
+    ],
+)
+def test_a_state_of_another_form_is_one_sentence(checkpoints: Checkpointer, other: object):
+    with pytest.raises(UserError, match=r"the checkpoint .*/20 cannot be read") as error:
+        checkpoints.restore(other)
+    assert "\n" not in str(error.value) and "options" in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"fingerprint": 1, "meta": 2}', "[" * 9999, "x"])
+def test_metadata_of_another_form_are_one_sentence(folder: Path, content: str):
+    (folder / "20" / "meta" / "metadata").write_text(content)
+    seal(folder / "20")  # as another version would
+    with (
+        Checkpointer(folder, fingerprint=MODEL) as checkpoints,
+        pytest.raises(UserError, match=r"20/meta/metadata is not as this version writes it"),
+    ):
+        checkpoints.restore(ABSTRACT)
+    assert (folder / "20").is_dir()
 
 
 def test_who_is_interrupted_while_waiting_has_the_checkpoint_pending_still(

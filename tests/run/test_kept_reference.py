@@ -93,6 +93,14 @@ def remove(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
 
 
+def test_one_that_is_gone_is_gone_beside_a_checkpoint_too(tmp_path: Path):
+    with Checkpointer(tmp_path / CHECKPOINTS) as checkpoints:
+        checkpoints.save(STEP, {"train": {"x": jnp.zeros(3)}}, {})
+    with pytest.raises(UserError, match=r"is gone: expected the folder .*/reference; "):
+        read_reference(str(tmp_path), STEP, reader_of("dp8tp1").abstract_params)
+    assert not (tmp_path / FOLDER).exists()
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [

@@ -106,6 +106,7 @@ def test_a_run_goes_on_where_other_heads_are_padded(tmp_path: Path, lora: list[s
             folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
             without_learning = ["--steps", "3", "--optimizer.learning_rate", "0"]
             without_learning += ["--rollout.check_integrity", "true"]
+            without_learning += ["--reward", f"{reward}:score"]  # never taken from a folder
             found = exported(folder, devices, "--resume", *without_learning)
             row = read_metrics(folder / "metrics.jsonl")[-1]
             assert row["step"] == 3 and row["train/transfer_gap"] < 1e-4

@@ -65,7 +65,11 @@ def begun(tmp_path_factory) -> Path:
 
 
 def continued(folder: Path) -> list[str]:
-    return [*("--run_dir", str(folder), "--resume"), *("--steps", str(STEPS), "--eval.every", "4")]
+    reward = next(
+        line for line in (folder / "config.yaml").read_text().splitlines() if ":score" in line
+    )
+    asked = [*("--steps", str(STEPS), "--eval.every", "4"), "--reward", reward.strip(" -")]
+    return ["--run_dir", str(folder), "--resume", *asked]
 
 
 def kill_at_random(folder: Path, after: int, moment: random.Random) -> None:

@@ -26,6 +26,7 @@ from pat_jax.run.process.folder import (
     options_of_run,
     saved_config,
 )
+from pat_jax.run.results.serialized_rewards import asked_again
 
 TEXT = dump(RunConfig(model="tiny", seed=7))
 
@@ -140,3 +141,44 @@ def test_what_is_asked_for_anew_is_named(tmp_path: Path):
     assert changes == ["seed 7 -> 8", "optimizer.learning_rate None -> 0.5"]
     assert changed_options(replace(now, resume=False), tmp_path) == []
     assert json.dumps(changes)
+
+
+OPEN = [
+    "mine.py:score",
+    "/somewhere/else.py:score",
+    "os:system",
+    "http://127.0.0.1:9/score",
+    "HTTPS://h/score",
+]
+
+
+@pytest.mark.parametrize("reward", OPEN)
+@pytest.mark.parametrize("resume", [["--resume"], ["--resume", "auto"]])
+def test_no_code_and_no_address_is_taken_from_a_folder(
+    tmp_path: Path, reward: str, resume: list[str]
+):
+    """Which may be from somebody else."""
+    config = parse(
+        ["--preset", "demo", "--reward", "exact", reward, "--reward_token_env", "HF_TOKEN"]
+    )
+    (tmp_path / CONFIG_FILE).write_text(dump(config))
+    (tmp_path / "metrics.jsonl").touch()
+    argv = [*resume, "--run_dir", str(tmp_path)]
+    token = ["--reward_token_env", "HF_TOKEN"]
+    for more in ([], ["--reward", "exact", reward], token):
+        with pytest.raises(UserError, match=r"add --reward .*HF_TOKEN\.$") as error:
+            options_of_run([*argv, *more], parse)
+        assert reward in str(error.value) and str(tmp_path) in str(error.value)
+    asked = ["--reward", "exact", reward, *token]
+    assert asked_again(config) == asked
+    assert options_of_run([*argv, *asked], parse).reward == config.reward
+    assert options_of_run([*argv, "--reward", "math"], parse).reward == ("math",)
+
+
+@pytest.mark.parametrize("reward", ["auto", "exact", "math", "model:judge", "model:a/b:c"])
+def test_what_runs_no_code_is_taken_from_a_folder(tmp_path: Path, reward: str):
+    shipped = f"{tmp_path}/0123.reward:score"  # refused where it is not this user's
+    config = parse(["--preset", "demo", "--reward", reward, shipped])
+    (tmp_path / CONFIG_FILE).write_text(dump(config))
+    assert options_of_run(["--resume", "--run_dir", str(tmp_path)], parse).reward == config.reward
+    assert asked_again(config) == []

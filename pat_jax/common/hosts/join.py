@@ -17,8 +17,8 @@ from jax._src.distributed import global_state  # its key-value store has no publ
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Address, accept, connect, listen
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.hosts.place import Place, find_place, located
-from pat_jax.common.hosts.roll_call import roll_call
+from pat_jax.common.hosts.place import Place, find_place, job_token, located
+from pat_jax.common.hosts.roll_call import roll_call, watched
 from pat_jax.common.hosts.sockets import split
 from pat_jax.common.hosts.together import ProcessGroup, found, process_group
 
@@ -36,7 +36,15 @@ def join(config: DistributedConfig) -> ProcessGroup:
         return process_group()
     if place.coordinator is None:
         place = located(config.wait, os.environ)
-    bind = roll_call(place, config.wait)
+    token = job_token(config, os.environ)
+    bind, lines = roll_call(place, config.wait, token)
+    with watched(lines, process_group().end):
+        return _joined(place, config, bind, token)
+
+
+def _joined(
+    place: Place, config: DistributedConfig, bind: str | None, token: bytes
+) -> ProcessGroup:
     # JAX's service would catch SIGTERM, and tell only programs that ask it between two steps.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -56,7 +64,7 @@ def join(config: DistributedConfig) -> ProcessGroup:
     assert index is not None and count is not None, "initialized"
     us = found(index, count, config.patience)
     if count > 1:
-        _meet(us, config.wait)
+        _meet(us, config.wait, token)
     return us
 
 
@@ -70,16 +78,17 @@ def _arguments(place: Place) -> dict[str, Any]:
     }
 
 
-def _meet(us: ProcessGroup, wait_s: int) -> None:
+def _meet(us: ProcessGroup, wait_s: int, token: bytes) -> None:
     store, coordinator = global_state.client, global_state.coordinator_address
     assert store is not None and coordinator is not None, "initialized"
     if us.is_first:
         listener, address = listen(split(coordinator)[0])
         store.key_value_set_bytes(_MEETING, repr(tuple(address)).encode())
-        us.meet(accept(listener, address.key, us.count - 1, wait_s))
+        us.meet(accept(listener, address.key + token, us.count - 1, wait_s))
     else:
         text = store.blocking_key_value_get_bytes(_MEETING, 1000 * wait_s).decode()
-        us.meet(connect(Address(*ast.literal_eval(text)), us.index))
+        address = Address(*ast.literal_eval(text))
+        us.meet(connect(address._replace(key=address.key + token), us.index))
         # The first process prints for all. This one prints only why it ends
         # (`ProcessGroup.fail`).
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends

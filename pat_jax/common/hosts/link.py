@@ -2,13 +2,12 @@
 
 A star: every process has one connection to the first, which passes on what another tells. Each end
 sends four heartbeats per `SILENCE_S`, with the place of its main thread. A peer counts as lost if
-it is silent for that long, or if its connection breaks before it has said goodbye. Python values
-are sent as pickles with an authentication code, which is checked before unpickling. Does not know
-what the messages mean.
+it is silent for that long, or if its connection breaks before it has said goodbye. Each message
+has an authentication code, which is checked before it is read (`wire.py`). Does not know what the
+messages mean.
 """
 
 import hmac
-import pickle
 import queue
 import secrets
 import socket
@@ -20,11 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts import wire
 from pat_jax.common.hosts.sockets import (
     GREETING_S,
+    answer,
+    ask,
     open_port,
-    receive_fields,
-    send_fields,
     visitors,
 )
 from pat_jax.common.hosts.waiting import At
@@ -59,19 +59,22 @@ class Peer:
     def silence_s(self) -> float:
         return time.monotonic() - self._heard
 
-    def send(self, pickled: bytes) -> None:
-        """Sends a pickled message. Raises OSError if the peer is gone."""
+    def send(self, written: bytes) -> None:
+        """Sends a message, written by `wire`. Raises OSError if the peer is gone."""
         with self._sends:
-            self._connection.send_bytes(_code(self._key, pickled) + pickled)
+            self._connection.send_bytes(_code(self._key, written) + written)
 
     def receive(self) -> Message:
         """Receives a message. Raises EOFError or OSError if the peer is gone, and OSError if the
-        message is not authentic."""
+        message is not authentic, or was written by another version."""
         content = self._connection.recv_bytes()
-        code, pickled = content[:_CODE_BYTES], content[_CODE_BYTES:]
-        if not hmac.compare_digest(code, _code(self._key, pickled)):
+        code, written = content[:_CODE_BYTES], content[_CODE_BYTES:]
+        if not hmac.compare_digest(code, _code(self._key, written)):
             raise OSError("what was received is of no process of this run")
-        message = pickle.loads(pickled)
+        try:
+            message = wire.of_bytes(written)
+        except (ValueError, TypeError, LookupError, AttributeError, ImportError) as error:
+            raise OSError(f"what was received cannot be read ({error})") from None
         self._heard = time.monotonic()
         return message
 
@@ -102,10 +105,10 @@ class Link:
 
     def send(self, message: Message, but: Peer | None = None) -> None:
         """Sends a message to every peer that has not left, `but` one."""
-        pickled = pickle.dumps(message)
+        written = wire.to_bytes(message)
         for peer in self.peers:
             if peer is not but and not peer.has_left:
-                self._try_send(peer, pickled)
+                self._try_send(peer, written)
 
     def post(self, message: Message) -> None:
         """Has another thread send the message soon: a signal handler must not wait."""
@@ -116,9 +119,9 @@ class Link:
         self._is_over = True
         self.send(Message("bye"))
 
-    def _try_send(self, peer: Peer, pickled: bytes) -> None:
+    def _try_send(self, peer: Peer, written: bytes) -> None:
         try:
-            peer.send(pickled)
+            peer.send(written)
         except OSError as error:
             self._give_up(peer, f"cannot be reached ({error})")
 
@@ -172,14 +175,10 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
     Returns them by index. Raises UserError if one does not come within `wait_s`."""
 
     def greet(visitor: socket.socket, until: float) -> Peer:
-        asked = secrets.token_hex(32)
-        send_fields(visitor, prove=asked)
-        fields = receive_fields(visitor, until)
-        index, host, proof = fields.get("index"), fields.get("host"), fields.get("proof")
+        fields = ask(visitor, key, until, host=socket.gethostname())
+        index, host = fields.get("index"), fields.get("host")
         if type(index) is not int or not isinstance(host, str):
             raise ValueError("no process of this run")
-        _check(key, proof, f"{index} {host} {asked}")
-        send_fields(visitor, host=socket.gethostname(), proof=_proof(key, f"{fields.get('prove')}"))
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Peer(Connection(visitor.detach()), key, index, host)
 
@@ -200,16 +199,11 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 def connect(address: Address, index: int) -> list[Peer]:
     """Connects another process to the first, and returns that as its one peer. Raises UserError if
     the first cannot be reached, or if what answers is another program."""
-    host, asked = socket.gethostname(), secrets.token_hex(32)
     try:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
         with closing(reached) as first:
             until = time.monotonic() + GREETING_S
-            question = receive_fields(first, until).get("prove")
-            proof = _proof(address.key, f"{index} {host} {question}")
-            send_fields(first, index=index, host=host, prove=asked, proof=proof)
-            fields = receive_fields(first, until)
-            _check(address.key, fields.get("proof"), asked)
+            fields = answer(first, address.key, until, index=index, host=socket.gethostname())
             first.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(first.detach())
     except (OSError, ValueError, EOFError) as error:
@@ -225,13 +219,3 @@ _CODE_BYTES = 32
 
 def _code(key: bytes, content: bytes) -> bytes:
     return hmac.digest(key, content, "sha256")
-
-
-def _proof(key: bytes, text: str) -> str:
-    return _code(key, text.encode()).hex()
-
-
-def _check(key: bytes, proof: object, text: str) -> None:
-    wanted = _proof(key, text).encode()
-    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), wanted):
-        raise ValueError("no process of this run")

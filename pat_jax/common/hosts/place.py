@@ -21,6 +21,7 @@ _READ_BY_JAX = (
     *("JAX_COORDINATOR_PORT", "JAX_COORDINATOR_ADDRESS"),
 )
 _MOST_PORT = 65_535
+TOKEN = "PAT_JAX_JOB_TOKEN"  # variable that all processes of a job share, and nobody else
 
 
 class Place(NamedTuple):
@@ -41,6 +42,18 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
         return _of_torchrun(variables)
     return Place(None) if in_cluster(variables) else None
+
+
+def job_token(config: DistributedConfig, variables: Mapping[str, str]) -> bytes:
+    """Returns what all processes of a job have and others do not: the variable TOKEN, and what the
+    launcher that starts them calls the job. Empty if there is neither."""
+    names = "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"
+    if config.coordinator:
+        names = ()
+    elif _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
+        names = ("TORCHELASTIC_RUN_ID",)
+    found = [f"{name}={variables[name]}" for name in (TOKEN, *names) if variables.get(name)]
+    return "\n".join(found).encode("utf-8", "surrogateescape")
 
 
 def in_cluster(variables: Mapping[str, str]) -> bool:

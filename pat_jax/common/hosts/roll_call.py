@@ -2,21 +2,27 @@
 process in C++, without a message for the user.
 
 The first process listens at the coordinator's address until every other one has sent its index. It
-tells them to go on, or why not, and leaves the port to JAX. The messages have no other effect: they
-contain no secret, and only JSON is read.
+tells them to go on, or why not, and leaves the port to JAX. Both sides prove that they have the
+token of the job (`place.job_token`), without sending it; a visitor with another one is ignored. The
+connections stay open until all have met (`watched`): if a process ended meanwhile, JAX would abort
+the others, too. Only JSON is read.
 """
 
 import errno
 import socket
+import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.place import Place
+from pat_jax.common.hosts.place import TOKEN, Place
 from pat_jax.common.hosts.sockets import (
     BROKEN,
+    answer,
+    ask,
     is_everywhere,
     open_port,
     receive_fields,
@@ -24,36 +30,90 @@ from pat_jax.common.hosts.sockets import (
     split,
     visitors,
 )
+from pat_jax.common.hosts.together import FAILED, FAILURE_MESSAGE_S
+from pat_jax.common.hosts.waiting import START_AGAIN
 
-_HELLO = "pat_jax roll call 1"
+_HELLO = "pat_jax roll call 2"
+_LONGEST_S = 10**6  # that a connection is watched
+_MOMENT_S = 1.0
 _AGAIN_S = 0.25  # between two tries to reach the first process
 _GRACE_S = 15.0  # for the first process's answer, after its own time is over
 _NAMED = 8  # processes named in a sentence
 
 Visitor = tuple[socket.socket, Mapping[str, Any]]  # a connection, and the fields it has sent
+Lines = dict[int, socket.socket]  # connections to other processes, by their indices
 
 
-def roll_call(place: Place, wait_s: float) -> str | None:
-    """Waits until every process is there. In the first process, returns the one address that it
-    listened at, or None if it was all interfaces; in others, None. Raises UserError if a process
-    did not come within `wait_s`, or was started with another number of processes."""
+def roll_call(place: Place, wait_s: float, token: bytes = b"") -> tuple[str | None, Lines]:
+    """Waits until every process is there. Returns the connections, for `watched`; in the first
+    process, also the one address that it listened at, or None if it was all interfaces. Raises
+    UserError if a process did not come within `wait_s`, or was started with another number of
+    processes."""
     assert place.coordinator is not None
-    until = time.monotonic() + wait_s
-    if place.index == 0:
-        return _call(place, place.coordinator, until, wait_s)
-    _answer(place, place.coordinator, until, wait_s)
-    return None
+    made_of = place, place.coordinator, time.monotonic() + wait_s, wait_s, token
+    return _call(*made_of) if place.index == 0 else (None, {0: _answer(*made_of)})
 
 
-def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | None:
+@contextmanager
+def watched(lines: Lines, end: Callable[[int], None]) -> Iterator[None]:
+    """While entered, ends this process if another one has ended, with a sentence: `end` is called
+    with the exit code, on a thread."""
+    is_over, ends = threading.Event(), threading.Lock()
+
+    def watch(index: int, line: socket.socket) -> None:
+        try:
+            sentence = receive_fields(line, time.monotonic() + _LONGEST_S).get("sentence")
+        except BROKEN:
+            sentence = f"process {index} has ended before all processes had met{START_AGAIN}"
+        if sentence and not is_over.is_set() and ends.acquire(blocking=False):
+            print(f"error: {sentence}", file=sys.__stderr__, flush=True)
+            _tell(lines, sentence)
+            if index != 0:  # the others need JAX's service, which ends with this process
+                time.sleep(FAILURE_MESSAGE_S)
+            end(FAILED)
+
+    for each in lines.items():
+        threading.Thread(target=watch, args=each, daemon=True).start()
+    told = None
+    try:
+        yield
+        told = ""
+    except Exception:
+        time.sleep(_MOMENT_S)  # if another process has ended, which is why, a thread says so
+        while ends.locked():
+            time.sleep(_MOMENT_S)
+        raise
+    finally:
+        is_over.set()
+        _tell(lines, told)
+
+
+def _tell(lines: Lines, sentence: str | None) -> None:
+    """Sends the last words of this process, or None that it ends."""
+    for line in lines.values():
+        with suppress(OSError):
+            if sentence is not None:
+                send_fields(line, sentence=sentence)
+            line.shutdown(socket.SHUT_WR)  # the other end may not have spoken yet
+
+
+def _call(
+    place: Place, coordinator: str, until: float, wait_s: float, token: bytes
+) -> tuple[str | None, Lines]:
+    def greet(visitor: socket.socket, until: float) -> Visitor:
+        fields = ask(visitor, token, until, hello=_HELLO)
+        if {type(fields.get(name)) for name in ("index", "count")} != {int}:
+            raise ValueError("no process of a run")
+        return visitor, fields
+
     try:
         listener = open_port(*split(coordinator))
     except OSError as error:
         raise _closed(coordinator, error) from None
     with closing(listener):
         alone = None if is_everywhere(listener) else _written(listener)
-        with closing(visitors(listener, _greet, until)) as came:
-            there, sentence = _gathered(place, came)
+        with closing(visitors(listener, greet, until)) as came:
+            there, sentence = _gathered(place, came, is_ours=bool(token))
     missing = [i for i in range(1, place.count) if i not in there]
     if missing and not sentence:
         sentence = f"{_listed(missing)} of {place.count} did not come to {coordinator} within {wait_s:g} s: {_ADVICE}"
@@ -61,19 +121,22 @@ def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | 
         _send_verdict(visitor, sentence)
     if sentence:
         raise UserError(sentence)
-    return alone
+    return alone, there
 
 
-def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.socket], str]:
-    """Returns the connections of the processes that have come, and why the run cannot begin, or
-    ""."""
-    there: dict[int, socket.socket] = {}
+def _gathered(place: Place, came: Iterable[Visitor], *, is_ours: bool) -> tuple[Lines, str]:
+    """Returns the connections of the processes that have come, and why the run cannot begin, or "".
+    Unless `is_ours`, a visitor may be of another job, and is no reason to end."""
+    there: Lines = {}
+    sentence = ""
     if place.count == 1:
-        return there, ""
+        return there, sentence
     for visitor, fields in came:
-        if sentence := _complaint(place, fields):
-            _send_verdict(visitor, sentence)
-            return there, sentence
+        if complaint := _complaint(place, fields):
+            _send_verdict(visitor, sentence := complaint)
+            if is_ours:
+                return there, sentence
+            continue
         index = fields["index"]
         if index in there and _is_open(there[index]):
             _send_verdict(visitor, f"process {index} of this run is there already: {_ADVICE}")
@@ -82,8 +145,8 @@ def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.s
         # A process may have come and gone again.
         there = {i: one for i, one in there.items() if _is_open(one)}
         if len(there) == place.count - 1:
-            break
-    return there, ""
+            return there, ""
+    return there, sentence
 
 
 def _written(listener: socket.socket) -> str:
@@ -93,23 +156,16 @@ def _written(listener: socket.socket) -> str:
 
 _ADVICE = (
     "start all of them with the same coordinator and number of processes, each with a number of its own, "
-    "where they can reach that address."
+    f"where they can reach that address, and with the same {TOKEN}, if any."
 )
 
 
 def _send_verdict(visitor: socket.socket, sentence: str) -> None:
     """Tells a process to go on, or why it cannot."""
-    with closing(visitor), suppress(OSError):
+    with suppress(OSError):
         send_fields(visitor, go=not sentence, sentence=sentence)
-
-
-def _greet(visitor: socket.socket, until: float) -> Visitor:
-    send_fields(visitor, hello=_HELLO)
-    fields = receive_fields(visitor, until)
-    kinds = {type(fields.get(name)) for name in ("index", "count")}
-    if fields.get("hello") != _HELLO or kinds != {int}:
-        raise ValueError("no process of a run")
-    return visitor, fields
+    if sentence:
+        visitor.close()
 
 
 def _complaint(place: Place, fields: Mapping[str, Any]) -> str:
@@ -131,24 +187,27 @@ def _is_open(connection: socket.socket) -> bool:
         connection.setblocking(True)
 
 
-def _answer(place: Place, coordinator: str, until: float, wait_s: float) -> None:
+def _answer(
+    place: Place, coordinator: str, until: float, wait_s: float, token: bytes
+) -> socket.socket:
     host, port = split(coordinator)
     why = "it was not tried"
     while (left := until - time.monotonic()) > 0:
-        try:
-            with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                first = receive_fields(connection, time.monotonic() + min(left, 10))
-                if first.get("hello") != _HELLO:
-                    raise ValueError("what answers there is no pat_jax")
-                send_fields(connection, hello=_HELLO, index=place.index, count=place.count)
+        with ExitStack() as tried:
+            try:
+                reached = socket.create_connection((host, port), timeout=min(left, 10))
+                connection = tried.enter_context(reached)
+                soon = time.monotonic() + min(left, 10)
+                answer(connection, token, soon, index=place.index, count=place.count)
                 last = receive_fields(connection, until + _GRACE_S)
-        except BROKEN as error:
-            why = getattr(error, "strerror", None) or str(error)
-            time.sleep(_AGAIN_S)
-            continue
-        if last.get("go") is True:
-            return
-        raise UserError(str(last.get("sentence")))
+            except BROKEN as error:
+                why = getattr(error, "strerror", None) or str(error)
+                time.sleep(_AGAIN_S)
+                continue
+            if last.get("go") is True:
+                tried.pop_all()
+                return connection
+            raise UserError(str(last.get("sentence")))
     raise UserError(
         f"process {place.index} did not reach process 0 at {coordinator} within {wait_s:g} s ({why}): {_ADVICE}"
     )

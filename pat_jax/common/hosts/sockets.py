@@ -6,9 +6,11 @@ is dropped. Knows sockets. Does not know what the messages mean.
 """
 
 import errno
+import hmac
 import ipaddress
 import json
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -97,6 +99,38 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a line is no object")
     return value
+
+
+def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
+    """Has a visitor prove that it has the `key`, and proves it in return, with the fields `told`.
+    Returns the visitor's fields. Raises what `receive_fields` does, and ValueError without a
+    proof."""
+    send_fields(visitor, prove=(question := secrets.token_hex(32)))
+    fields = receive_fields(visitor, until)
+    _check(key, fields, "other", question)
+    send_fields(visitor, **told, proof=_proof(key, told, "first", fields.get("prove")))
+    return fields
+
+
+def answer(first: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
+    """Does the visitor's part of `ask`, and returns the other end's fields."""
+    question = receive_fields(first, until).get("prove")
+    told["prove"] = secrets.token_hex(32)
+    send_fields(first, **told, proof=_proof(key, told, "other", question))
+    fields = receive_fields(first, until)
+    _check(key, fields, "first", told["prove"])
+    return fields
+
+
+def _proof(key: bytes, fields: dict[str, Any], who: str, question: object) -> str:
+    content = json.dumps([who, question, fields], sort_keys=True)
+    return hmac.digest(key, content.encode(), "sha256").hex()
+
+
+def _check(key: bytes, fields: dict[str, Any], who: str, question: str) -> None:
+    proof = str(fields.pop("proof", ""))
+    if not hmac.compare_digest(proof.encode(), _proof(key, fields, who, question).encode()):
+        raise ValueError("what is there is of no process of this job")
 
 
 def visitors(

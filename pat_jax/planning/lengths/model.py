@@ -150,6 +150,7 @@ class LengthModel:
 
         Raises:
           UserError: another version wrote it.
+          ValueError, TypeError, LookupError, AttributeError, ArithmeticError: it is not as written.
         """
         if data.get("version") not in (2, VERSION):
             raise UserError(
@@ -160,7 +161,15 @@ class LengthModel:
         ended, cut = (_counts(data, name, len(baseline.ended)) for name in ("ended", "cut"))
         prompts = PromptMeans()
         if "prompts" in data:
-            prompts = PromptMeans(np.array(data["prompts"], np.int64), np.array(data["means"]))
+            prompts = PromptMeans(
+                np.array(data["prompts"], np.int64), np.array(data["means"], float)
+            )
+        pairs = (ended, baseline.ended), (cut, baseline.ended), (prompts.mean, prompts.prompt)
+        single = [data[name] for name in ("cap", "prior_weight", "keep")]
+        numbers = np.concatenate([ended, cut, prompts.mean, np.array(single, float)])
+        is_sound = ((numbers >= 0) & (numbers < 2**53)).all()
+        if any(x.shape != like.shape for x, like in pairs) or not is_sound:
+            raise ValueError("the counts of lengths are not those of a length model")
         return cls(replace(baseline, ended=ended, cut=cut), prompts, data["keep"])
 
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -20,12 +21,13 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import FAILED, process_group
 from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.run.checkpoints.files import checkpoints_in, damage, lacking, move_aside
-from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoints.meta import as_json, as_written, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import (
     MISTAKES,
     UNFINISHED,
     first_line,
     open_manager,
+    read_part,
     reason,
     silence,
 )
@@ -185,6 +187,10 @@ class Checkpointer:
         damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
         raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
 
+    def as_written(self, step: int) -> AbstractContextManager[None]:
+        """Returns `meta.as_written` for the checkpoint of `step`."""
+        return as_written(self._directory / str(step))
+
     def close(self) -> None:
         """Waits for the checkpoint being written, and ignores whether it fails."""
         self._writer.shutdown()
@@ -197,14 +203,11 @@ class Checkpointer:
         self.close()
 
     def _read(self, path: Path, abstract_state: Any) -> Read:
-        read = read_meta(path)
+        with as_written(path):
+            read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            # Earlier versions kept a reference policy in the state, which is not asked for here.
-            how = ocp.checkpoint_utils.construct_restore_args(abstract_state, strict=False)
-            wanted = ocp.args.PyTreeRestore(abstract_state, restore_args=how, partial_restore=True)
-            state = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
-        return int(path.name), state, read["meta"]
+        # Earlier versions kept a reference policy in the state, which is not asked for here.
+        return int(path.name), read_part(path, abstract_state), read["meta"]
 
     @property
     def _damaged(self) -> Path:

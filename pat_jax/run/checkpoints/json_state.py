@@ -5,7 +5,7 @@ Knows text and dataclasses. Does not know what the files are about.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,7 +37,7 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """Returns `value`, a dataclass. Raises TypeError if a field does not have its declared type."""
+    """Returns `value`, a dataclass or a named tuple. Raises TypeError if a field does not have its declared type."""
     if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value
@@ -58,7 +58,7 @@ def _has_declared_types(value: Any) -> bool:
     """Checks every field, down to plain values. An integer passes as a float; a bool passes as
     neither."""
     hints = get_type_hints(type(value))
-    return all(_is(getattr(value, field.name), hints[field.name]) for field in fields(value))
+    return all(_is(getattr(value, name), hint) for name, hint in hints.items())
 
 
 def _is(value: Any, hint: Any) -> bool:
@@ -79,6 +79,6 @@ def _is(value: Any, hint: Any) -> bool:
         key, inner = parts
         is_kind = isinstance(value, Mapping)
         return is_kind and all(_is(k, key) and _is(x, inner) for k, x in value.items())
-    if is_dataclass(kind):
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
         return isinstance(value, kind) and _has_declared_types(value)
     return value is None if kind in (None, NoneType) else isinstance(value, kind)

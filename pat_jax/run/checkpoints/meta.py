@@ -4,7 +4,8 @@ Reads a small JSON file, starts no backend and writes nothing. Does not know wha
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pat_jax.run.checkpoints.files import METADATA, checkpoints_in, damage
 _DEFAULTS = {x.name: x.default for x in fields(ModelConfig) if x.default is not MISSING} | {
     "learns_from": "examples"
 }
+_LATER = {"optimizer.moment_dtype"}  # fields that earlier versions had without saying so
 
 
 def newest_meta(directory: str | Path) -> dict[str, Any] | None:
@@ -33,10 +35,27 @@ def newest_meta(directory: str | Path) -> dict[str, Any] | None:
     return None
 
 
-def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> None:
-    """Raises UserError if the newest checkpoint has another fingerprint."""
+@contextmanager
+def as_written(checkpoint: Path) -> Iterator[None]:
+    """While entered, turns what metadata of another form raise where they are read into a
+    UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"{checkpoint / METADATA} is not as this version writes it ({type(error).__name__}: {error}): expected "
+            "the metadata of a checkpoint; resume the run with the pat_jax that wrote it, or move that "
+            "checkpoint away."
+        ) from None
+
+
+def check_fingerprint(
+    directory: str | Path, fingerprint: Mapping[str, Any], changed: Sequence[str] = ()
+) -> None:
+    """Raises UserError if the newest checkpoint has another fingerprint. `changed` are the options
+    that differ from those of its run."""
     if (meta := newest_meta(directory)) is not None:
-        check_same(meta["fingerprint"], as_json(fingerprint), Path(directory).absolute())
+        check_same(meta["fingerprint"], as_json(fingerprint), Path(directory).absolute(), changed)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -52,21 +71,28 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
+def check_same(
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    directory: Path,
+    changed: Sequence[str] = (),
+) -> None:
     """Raises UserError if two fingerprints differ in anything except for padding. A field that one
     of them lacks, as another version wrote it, has its default."""
     both = [{**_DEFAULTS, **one} for one in (saved, wanted)]
     there, here = ({name: one.get(name, "nothing") for name in both[0] | both[1]} for one in both)
+    unsaid = {*PADDING, *(_LATER - saved.keys())}
     differences = [
         f"{name} ({there[name]} there, {here[name]} here)"
         for name in here
-        if name not in PADDING and there[name] != here[name]
+        if name not in unsaid and there[name] != here[name]
     ]
     if differences:
+        options = f", by the options {', '.join(changed)}" if changed else ""
         raise UserError(
             f"the checkpoint in {directory} is of another model, which differs in"
-            f" {', '.join(differences)}: give the --model and options it was saved with, or another"
-            " --run_dir."
+            f" {', '.join(differences)}{options}: give the --model and options it was saved with, or"
+            " another --run_dir."
         )
 
 

@@ -4,9 +4,15 @@ Knows Orbax. Does not know which checkpoint is to be used, nor what is saved (`c
 """
 
 import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
@@ -74,7 +80,10 @@ def _is_wait(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message. If the line has 160 characters or more, returns
-    the last 120, because Orbax's messages end with the cause."""
+    the system's reason that it names, or the last 120, because Orbax's messages end with the
+    cause."""
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(code[1]))
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) < 160 else f"… {text[-120:]}"
 
@@ -84,6 +93,15 @@ def silence() -> None:
     hundreds for a failed save, which pat_jax reports in one."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if getattr(sys.unraisablehook, "func", None) is not _print_but_strays:
+        sys.unraisablehook = partial(_print_but_strays, sys.unraisablehook)
+
+
+def _print_but_strays(print_error: Callable[[Any], Any], raised: Any) -> None:
+    """Prints an error that nobody can handle, except for those of TensorStore's threads: after a
+    failed save, each array that was still being written finds its event loop closed."""
+    if raised.exc_type is not RuntimeError or str(raised.exc_value) != "Event loop is closed":
+        print_error(raised)
 
 
 def read_part(path: Path, abstract: Any) -> Any:
@@ -94,10 +112,15 @@ def read_part(path: Path, abstract: Any) -> Any:
     wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            return reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+            found = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+        # Orbax leaves the shape where the checkpoint has nothing.
+        for name, leaf in jax.tree_util.tree_leaves_with_path(found):
+            if not isinstance(leaf, jax.Array):
+                raise ValueError(f"it has no {jax.tree_util.keystr(name)}")
+        return found
     except Exception as error:  # what Orbax raises has no common class
         log.info("%s cannot be read", path, exc_info=error)
         raise UserError(
-            f"the checkpoint {path} cannot be read ({first_line(error)}): expected a whole one; choose "
-            "another."
+            f"the checkpoint {path} cannot be read ({first_line(error)}): expected a whole one, of a run "
+            "with these options; choose another."
         ) from error

@@ -19,10 +19,11 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
-from pat_jax.run.checkpoints.meta import newest_meta
+from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
 from pat_jax.run.logging.metrics import METRICS_FILE
 from pat_jax.run.logging.rollout_files import ROLLOUTS_FILE
 from pat_jax.run.logging.samples import SAMPLES_FILE
+from pat_jax.run.results.serialized_rewards import check_asked
 from pat_jax.run.results.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 from pat_jax.run.start.hub_names import go_on_with_names
 
@@ -43,7 +44,9 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     if resumed.resume:
         folder = check_run_dir(resumed)
         go_on_with_names(folder)
-        return parse(["--config", str(saved_config(folder)), *argv])
+        config = parse(["--config", str(saved_config(folder)), *argv])
+        check_asked(config, parse(argv, only=("reward", "reward_token_env")), folder)
+        return config
     config = parse(argv)
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
@@ -85,13 +88,13 @@ def check_run_dir(config: AnyRun) -> Path:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
+    _check_kinds(folder, option)
     if config.resume and not _is_run(folder):
         raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
     if not config.resume and is_used(folder):
         raise UserError(
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
-    _check_kinds(folder, option)
     return folder
 
 
@@ -111,12 +114,22 @@ def is_used(folder: Path) -> bool:
 def _is_whole(folder: Path) -> bool:
     """Returns whether the file of the run's options is complete."""
     try:
-        return (folder / CONFIG_FILE).read_text(encoding="utf-8").endswith(COMPLETE)
+        path = folder / CONFIG_FILE
+        return path.is_file() and path.read_text(encoding="utf-8").endswith(COMPLETE)
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def _check_kinds(folder: Path, option: str) -> None:
+    """Raises UserError if something in the folder is of another kind than a run writes: opening a
+    FIFO waits for ever, and a device never ends."""
+    for inner, _, names in os.walk(folder):
+        for path in (Path(inner, name) for name in names):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UserError(
+                    f"{option}: expected files and folders there, but {path.relative_to(folder)} is neither (a "
+                    "FIFO, a socket or a device); move it."
+                )
     files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
     pictures = [f"{name}.{kind}" for name in ("rollout", "iteration") for kind in ("json", "png")]
     for name in (*files, SWITCH_FILE, SWITCH_PICTURE, *pictures):
@@ -155,6 +168,16 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
         for name, (old, new) in changes.items()
         if not each_start.fullmatch(name)
     ]
+
+
+def check_resumed(config: AnyRun, fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the fingerprint of a run, with what its optimizer adds. Raises UserError if a resumed
+    run's newest checkpoint has another one."""
+    fingerprint = {**fingerprint, "optimizer.moment_dtype": config.optimizer.moment_dtype}
+    if config.resume:
+        folder = Path(config.run_dir)
+        check_fingerprint(folder / CHECKPOINTS, fingerprint, changed_options(config, folder))
+    return fingerprint
 
 
 def name_of_rows(path: str) -> str:
@@ -203,6 +226,7 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
     """Creates a missing folder, and locks it. Raises UserError, beginning with `option`, if the
     folder cannot be created or another process holds its lock."""
+    _check_kinds(folder, option)
     lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ from pat_jax.run.process.folder import (
     make_run_dir,
 )
 from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from pat_jax.run.results.serialized_rewards import asked_again
 from pat_jax.run.start.hub_names import keep_names
 
 Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
@@ -172,8 +173,8 @@ class OpenRun:
 
     @property
     def _again(self) -> str:
-        folder = shlex.quote(str(self.folder))
-        return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
+        words = ["--resume", "--run_dir", str(self.folder), *asked_again(self._config)]
+        return f"go on with: python -m pat_jax.{self._command} {shlex.join(words)}"
 
     def _notify_last(self, text: str) -> None:
         # The reader of the output may have gone, which may be why the run ends.

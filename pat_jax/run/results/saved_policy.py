@@ -17,7 +17,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.checkpoints.files import checkpoints_in, damage
-from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoints.meta import as_json, as_written, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import read_part
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import lora_of
@@ -91,7 +91,8 @@ class SavedPolicy:
 
     def lora(self, policy: Policy) -> Lora | None:
         """Returns the run's adapters of `policy`, or None if it trains the whole policy."""
-        return lora_of(self.fingerprint, policy)
+        with as_written(self.path):
+            return lora_of(self.fingerprint, policy)
 
     def read(self, abstract: Leaves) -> Leaves:
         """Reads the trained parameters, in the shapes and shardings of `abstract`. Raises UserError

@@ -13,6 +13,7 @@ from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
@@ -35,6 +36,10 @@ class Drawn:
 
     examples: int = 0  # where the next batch begins
     tokens: int = 0
+
+    def __post_init__(self):
+        if min(self.examples, self.tokens) < 0:
+            raise ValueError("a count is below zero")
 
     def plus(self, examples: Sequence[Example | Pair]) -> "Drawn":
         return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
@@ -102,8 +107,10 @@ class SftRun:
             self.steps.first, saved, meta = found
             resume_reference(self.setup.roles, self.config.run_dir, self.steps.first)
             check_base(meta, self.base_checksum, self.config)
-            self.state, self.drawn = saved["train"], Drawn.from_json(meta)
-            if meta["examples"] != self.setup.examples.checksum:
+            self.state = saved["train"]
+            with self.open.checkpoints.as_written(self.steps.first):
+                self.drawn, examples = declared(Drawn.from_json(meta)), meta["examples"]
+            if examples != self.setup.examples.checksum:
                 told = "resumed with other examples than before, or in another order"
                 self.open.progress.print(told)
 

@@ -4,7 +4,6 @@ here, before anything is compiled or written."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pat_jax.common.devices import Device
@@ -21,8 +20,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.data.examples import Examples
-from pat_jax.run.checkpoints.meta import check_fingerprint
-from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.process.folder import check_resumed
 from pat_jax.run.results.weights import check_weights
 from pat_jax.run.sft.inputs import shape_of_model
 from pat_jax.run.sft.lessons import Lessons
@@ -70,9 +68,8 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
     lora = identity(build_lora(config.lora, policy))
-    fingerprint = asdict(model) | {"learns_from": kind_of(config).KIND} | lora
-    if config.resume:
-        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    kind = {"learns_from": kind_of(config).KIND}
+    fingerprint = check_resumed(config, {**asdict(model), **kind, **lora})
     check_offload(config.optimizer, devices)
     lessons = read_lessons(config, model)
     steps = _steps(config, lessons.train)

@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,9 +16,11 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch
 from pat_jax.rl.batches.packing import single_passes
+from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
+from pat_jax.run.shaping import Shaping
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
 from pat_jax.run.start.reference import begin_reference, resume_reference
@@ -43,7 +44,7 @@ class Beginning:
     lengths: LengthModel
     totals: Totals
     base_checksums: Mapping[str, int | None]  # see `_freeze_bases`
-    meta: Mapping[str, Any]  # of the checkpoint; empty for a new run
+    shaping: Shaping
 
 
 def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
@@ -60,7 +61,8 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     begin_reference(setup.roles, config.run_dir, state)
     states = initial_critic(setup.roles, config, setup.critic, state) | {trainer.name: state}
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    return Beginning(0, states, lengths, Totals(), checksums, {})
+    shaping = Shaping.of(config.algorithm, {})
+    return Beginning(0, states, lengths, Totals(), checksums, shaping)
 
 
 def _freeze_bases(config: RunConfig, setup: Setup) -> Mapping[str, int | None]:
@@ -82,15 +84,17 @@ def _resumed(
     step, saved, meta = found
     check_base(meta, checksums["base_checksum"], config)
     check_critic_base(meta, checksums.get(CRITIC_BASE), config)
-    before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
-    for name, checksum in setup.task.checksums.items():
-        if before.get(name, checksum) != checksum:
-            run.progress.print(_OTHER_PROBLEMS[name])
-    lengths = LengthModel.from_json(meta["lengths"])
-    lengths = lengths.with_cap(config.rollout.max_completion_length)
-    size = config.rollout.prompts_per_step
-    totals = Totals.from_json(meta, step, size, setup.task.train.after)
-    return Beginning(step, saved, lengths, totals, checksums, meta)
+    with run.checkpoints.as_written(step):
+        before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
+        for name, checksum in setup.task.checksums.items():
+            if before.get(name, checksum) != checksum:
+                run.progress.print(_OTHER_PROBLEMS[name])
+        lengths = LengthModel.from_json(meta["lengths"])
+        lengths = lengths.with_cap(config.rollout.max_completion_length)
+        size = config.rollout.prompts_per_step
+        totals = declared(Totals.from_json(meta, step, size, setup.task.train.after))
+        shaping = declared(Shaping.of(config.algorithm, meta))
+    return Beginning(step, saved, lengths, totals, checksums, shaping)
 
 
 def _warm_start(
