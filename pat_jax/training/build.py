@@ -222,15 +222,16 @@ def policy_loss(
     Args:
       teacher_top_k: `--teacher.top_k`; 0: what the teacher says is in the advantages.
     """
+    beta = algorithm.beta if algorithm.kl_in == "loss" else 0.0
     return PolicyLoss(
         ratio=algorithm.ratio,
         surrogate=algorithm.surrogate,
         epsilon=algorithm.epsilon,
         epsilon_high=algorithm.epsilon_high,
         delta=algorithm.delta,
-        beta=algorithm.beta if algorithm.kl_in == "loss" else 0.0,
+        beta=beta,
         kl_estimator=algorithm.kl_estimator,
-        corrects_kl=algorithm.use_bias_correction_kl,
+        corrects_kl=algorithm.use_bias_correction_kl and beta > 0,
         entropy_coef=algorithm.entropy_coef,
         distill_coef=algorithm.distill_coef if teacher_top_k else 0.0,
         top_k=teacher_top_k,
