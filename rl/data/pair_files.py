@@ -197,7 +197,10 @@ def _check_answered(
 
 def _margin(record: Record, key: str) -> float:
     value = present(record, key)
-    is_number = not isinstance(value, bool) and isinstance(value, int | float | Decimal)
-    if is_number and -_LARGEST <= value <= _LARGEST:  # not so for NaN
+    if (
+        isinstance(value, int | float | Decimal)
+        and not isinstance(value, bool)
+        and -_LARGEST <= value <= _LARGEST  # not so for NaN
+    ):
         return float(value)
     raise record.complain(key, value, "a finite number")
