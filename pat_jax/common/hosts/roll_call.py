@@ -126,7 +126,7 @@ def _call(
 
 def _gathered(place: Place, came: Iterable[Visitor], *, is_ours: bool) -> tuple[Lines, str]:
     """Returns the connections of the processes that have come, and why the run cannot begin, or "".
-    Unless `is_ours`, a visitor may be of another job, and is no reason to end."""
+    Unless `is_ours`, a visitor may be of another job, and does not end this one."""
     there: Lines = {}
     sentence = ""
     if place.count == 1:

@@ -37,7 +37,8 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """Returns `value`, a dataclass or a named tuple. Raises TypeError if a field does not have its declared type."""
+    """Returns `value`, a dataclass or a named tuple. Raises TypeError if a field does not have its
+    declared type."""
     if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value
