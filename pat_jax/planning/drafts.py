@@ -238,7 +238,10 @@ class Acceptance:
             for x in _ahead(self.accept_prob, draft)
         )
         accept_prob = self.accept_prob[DRAFTS]
-        beside = self.branch_counts / self.branch_counts.sum(axis=1, keepdims=True)
+        # Old counts fade to zero; a run without a match has no branch, and is never counted.
+        total = self.branch_counts.sum(axis=1, keepdims=True)
+        beside = np.where(total > 0, self.branch_counts, PRIOR_BRANCH_COUNTS)
+        beside /= beside.sum(axis=1, keepdims=True)
         kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places))

@@ -274,3 +274,14 @@ def test_a_model_is_taken_to_be_as_good_at_a_token_as_at_the_one_before_it():
     _, one, two = both.accept_prob[DRAFTS, GENERATED, :3]
     assert two / one == pytest.approx(0.2, rel=0.01)
     assert first.tokens(3, 3, 1) > 3.4 > 2.3 > both.tokens(3, 3, 1)
+
+
+def test_what_fades_is_believed_as_before_anything_was_seen():
+    """A run that begins without a match has no branch beside it, however many there are."""
+    seen = Acceptance.unseen()
+    begun, counts = np.full(KINDS, 20_000), np.zeros((2, KINDS, MAX_RUN), int)
+    beside = np.diag(np.arange(KINDS) > 0) * 20_000
+    for _ in range(10):
+        seen = seen.observed(DraftResult(begun, counts, counts, beside, 1))
+    assert not seen.branch_counts[0].any()
+    assert np.isfinite(seen.tokens(np.array([1.0, 7.0]), 7, 4.0)).all()
