@@ -26,7 +26,9 @@ from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.sources import RANGES
 from pat_jax.profiling.predict.targets import Target
 
-KEPT = Path(__file__).parents[1] / "results" / "composed_steps.json"
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "benchmarks" / "results" / "composed_steps.json"
+PAGE = ROOT / "docs" / "figures" / "targets.md"
 
 
 def test_steps_of_a_large_model_on_tpus_are_near_the_published_ones():
@@ -50,6 +52,25 @@ def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured()
     for name, steps in (("fp8_steps", fp8_steps()), ("tpu_steps", tpu_steps())):
         today = [step.composed_ms for step in steps]
         assert [row["composed_ms"] for row in content[name]] == pytest.approx(today)
+
+
+def test_the_page_has_the_ranges_of_the_steps():
+    content = json.loads(KEPT.read_text())
+    full, part = (
+        [step for step in content["tpu_steps"] if (step["context"] == TPU_CONTEXT) == is_full]
+        for is_full in (True, False)
+    )
+    for steps, composed in (
+        (content["steps"], "tables_ms"),
+        (content["steps"], "coefficients_ms"),
+        (content["own_steps_as_others"], "tables_ms"),
+        (content["fp8_steps"], "composed_ms"),
+        (full, "composed_ms"),
+        (part, "composed_ms"),
+    ):
+        took = [step["measured_ms"] / step[composed] for step in steps]
+        row = f"| {len(took)} | {min(took):.2f} to {max(took):.2f} |"
+        assert row in PAGE.read_text(encoding="utf-8"), row
 
 
 def test_engines_that_multiply_in_fp8_are_composed_as_such():
