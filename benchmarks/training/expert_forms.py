@@ -177,7 +177,7 @@ def train(args: argparse.Namespace) -> None:
     rule, nll = optimizer(form, args.learning_rate, steps), loss(policy)
 
     @jax.jit
-    def update(params: Params, state: Tree, tokens: jax.Array) -> tuple[Params, Tree]:
+    def update(params: Params, state: Tree, tokens: np.ndarray) -> tuple[Any, Tree]:
         updates, state = rule.update(jax.grad(nll)(params, tokens), state, params)
         return optax.apply_updates(params, updates), state
 

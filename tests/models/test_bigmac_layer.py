@@ -88,7 +88,7 @@ def test_the_layer_and_its_gradients_are_those_of_its_equation():
 
 def test_a_new_layer_adds_as_much_to_what_the_next_one_sees_as_one_without():
     """From scratch: in units of what a layer whose experts see the whole token adds."""
-    tokens = np.random.default_rng(3).normal(size=(4, 256, 128)).astype(np.float32)
+    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(4, 256, 128)), jnp.float32)
 
     @partial(jax.jit, static_argnums=0)
     def added(config: Any) -> jax.Array:
@@ -101,7 +101,7 @@ def test_a_new_layer_adds_as_much_to_what_the_next_one_sees_as_one_without():
 def test_a_new_layer_starts_with_experts_of_the_usual_size_between_isometries():
     """So Adam, whose steps are of one size, changes experts as it does without the narrower width."""
     policies = [Policy.from_config(preset(name)) for name in ("demo-bigmac", "demo-moe")]
-    narrow, whole = ({**policy.init(0)["layers"][1]["mlp"]} for policy in policies)
+    narrow, whole = (dict[str, Any](p.init(0)["layers"][1]["mlp"]) for p in policies)
     for name in ("gate", "up"):
         of_narrow, of_whole = (float(jnp.std(x[name][...])) for x in (narrow, whole))
         assert of_narrow == pytest.approx(of_whole, rel=0.03)
