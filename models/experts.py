@@ -9,6 +9,7 @@ less (BigMac, arXiv 2502.16927, equation 2). Two matrices shared by all experts 
 `latent_dim` and back up. The router sees the full width.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from pat_jax.models.kernels.expert_mlp import mlp_by_expert
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.layers import linear
-from pat_jax.models.parameters import Keys, normal, param
+from pat_jax.models.parameters import Keys, normal, orthonormal, param
 from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
 
@@ -55,16 +56,17 @@ class Experts(nnx.Module):
         embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
         width, latent = config.expert_embed_dim, self.config.latent_dim
         axes, down_axes = ("expert", "expert_dim", None), ("expert", None, "expert_dim")
-        num_residuals = 2 * config.num_layers
         self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
-        self.gate = param(keys, (num, dim, width), axes, normal(width), contracted=1)
-        self.up = param(keys, (num, dim, width), axes, normal(width), contracted=1)
-        of_down = normal(dim) if latent else normal(dim, num_residuals)
+        of_down = normal(dim, 2 * config.num_layers)
+        self.gate = param(keys, (num, dim, width), axes, normal(embed), contracted=1)
+        self.up = param(keys, (num, dim, width), axes, normal(embed), contracted=1)
         self.down = param(keys, (num, width, dim), down_axes, of_down, contracted=1)
         if latent:
-            there, back, of_ascend = (None, "embed"), ("embed", None), normal(latent, num_residuals)
-            self.descend = param(keys, (latent, embed), there, normal(embed), contracted=1)
-            self.ascend = param(keys, (embed, latent), back, of_ascend, contracted=1)
+            # So long that the experts begin as those of a layer without them: Adam's steps are of
+            # one size, and large for small weights. Models learn faster from orthogonal rows.
+            shared = orthonormal(math.sqrt(embed / latent))
+            self.descend = param(keys, (latent, embed), (None, "embed"), shared, contracted=1)
+            self.ascend = param(keys, (embed, latent), ("embed", None), shared, contracted=1)
 
     def __call__(
         self,

@@ -59,6 +59,13 @@ def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
 
 
 @lru_cache
+def orthonormal(scale: float) -> Initializer:
+    """A random matrix whose rows, or columns if these are fewer, are orthogonal and of length
+    `scale`. Equal arguments give the same object."""
+    return jax.nn.initializers.orthogonal(scale)
+
+
+@lru_cache
 def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
     """Initializes the unpadded part as `init` would an array of that shape; the padding is zero.
 

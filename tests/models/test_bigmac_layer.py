@@ -19,7 +19,6 @@ from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.checkpoints.hf_tensors import num_parameters
-from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.experts import Experts
 from pat_jax.models.lora import Lora
 from pat_jax.models.parameters import Keys
@@ -89,15 +88,26 @@ def test_the_layer_and_its_gradients_are_those_of_its_equation():
 
 def test_a_new_layer_adds_as_much_to_what_the_next_one_sees_as_one_without():
     """From scratch: in units of what a layer whose experts see the whole token adds."""
+    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(4, 256, 128)), jnp.float32)
 
     @partial(jax.jit, static_argnums=0)
     def added(config: Any) -> jax.Array:
         experts = Experts(config, keys=Keys(jax.random.key(1)))
-        real = jnp.ones((ROWS, LENGTH), bool)
-        return jnp.std(experts(jnp.asarray(TOKENS), real, None, Whole())[0])
+        return jnp.std(experts(tokens, jnp.ones((4, 256), bool), None, Whole())[0])
 
-    whole = replace(CONFIG, experts=ExpertsConfig(8, 2, 16))
-    assert 0.5 < added(CONFIG) / added(whole) < 2
+    assert 0.9 < added(preset("demo-bigmac")) / added(preset("demo-moe")) < 1.1
+
+
+def test_a_new_layer_starts_with_experts_of_the_usual_size_between_isometries():
+    """So Adam, whose steps are of one size, changes experts as it does without the narrower width."""
+    policies = [Policy.from_config(preset(name)) for name in ("demo-bigmac", "demo-moe")]
+    narrow, whole = (dict[str, Any](p.init(0)["layers"][1]["mlp"]) for p in policies)
+    for name in ("gate", "up"):
+        of_narrow, of_whole = (float(jnp.std(x[name][...])) for x in (narrow, whole))
+        assert of_narrow == pytest.approx(of_whole, rel=0.03)
+    for name in ("descend", "ascend"):
+        stretched = np.linalg.svd(narrow[name][...], compute_uv=False)
+        np.testing.assert_allclose(stretched, 2.0, rtol=1e-5)  # the root of 128 / 32
 
 
 @cache
