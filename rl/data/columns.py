@@ -10,7 +10,8 @@ from pat_jax.rl.data.row_report import BadRow, RowReport
 from pat_jax.rl.data.template_columns import MEDIA, without_nulls
 from pat_jax.rl.text.tokenizer import PromptText, is_message
 
-Columns, Made = TypeVar("Columns"), TypeVar("Made")
+Columns = TypeVar("Columns")
+Made = TypeVar("Made")
 ABSENT = object()  # the value of a column that a row lacks
 
 

@@ -141,12 +141,11 @@ def _split(
             return None, chosen, rejected
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
-        shared = num_shared(
-            *(
-                [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
-                for chat in (chosen, rejected)
-            )
+        one, other = (
+            [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
+            for chat in (chosen, rejected)
         )
+        shared = num_shared(one, other)
         prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
         asked = flatten_messages(as_messages(given or "", "user")[-1:])
         if asked.strip() not in flatten_messages(prompt):
