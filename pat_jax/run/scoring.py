@@ -74,9 +74,7 @@ class FailedRollouts:
         self._most, self._in_a_row = most, 0
 
     def note(self, scoring: Scoring[Any]) -> None:
-        has_failed = bool(scoring.failures) and len(scoring.failures) == len(
-            scoring.scores[0].scores
-        )
+        has_failed = 0 < len(scoring.failures) == len(scoring.scores[0].scores)
         self._in_a_row = self._in_a_row + 1 if has_failed else 0
         if self._in_a_row > self._most:
             raise UserError(

@@ -59,7 +59,6 @@ def mark_turns(
     Args:
       messages: the chat; from index `first` on, at least one message must be the assistant's.
       first: messages before this index are context, whatever their role.
-      variables: variables of the template, besides those of every chat.
       only: whether nothing but the assistant's turns is marked.
 
     Raises:
@@ -93,21 +92,19 @@ def is_learned(message: ChatMessage) -> bool:
 
 
 def unread_keys(
-    tokenizer: HuggingFaceTokenizer, chat: PromptText, variables: Mapping[str, Any]
+    tokenizer: HuggingFaceTokenizer, variables: Mapping[str, Any], chat: Sequence[ChatMessage]
 ) -> set[str]:
-    """Returns the keys of messages without which the text of the chat is the same."""
-    messages = () if isinstance(chat, str) else chat
-    keys = set[str]().union(*messages) - {"role", "content", *LEARNED_KEYS}
-    if not keys or not tokenizer.has_chat_template:
-        return keys
+    """Returns names for the keys of messages without which the text of the chat is the same."""
+    keys = set[str]().union(*chat) - {"role", "content", *LEARNED_KEYS}
 
     def without(names: set[str]) -> str | None:
-        others = [{key: each[key] for key in each if key not in names} for each in messages]
+        others = [{key: each[key] for key in each if key not in names} for each in chat]
         with suppress(ChatTemplateError):  # the template needs them
             return tokenizer.chat_text(others, variables, is_closed=True)
 
-    whole = without(set())
-    return keys if without(keys) == whole else {key for key in keys if without({key}) == whole}
+    if keys and tokenizer.has_chat_template and without(keys) != (whole := without(set())):
+        keys = {key for key in keys if without({key}) == whole}
+    return {f"{key} of messages" for key in keys}
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:

@@ -1,31 +1,39 @@
 """Finds the columns of a file by name. Knows names, and the errors of rows without a column."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.row_files import Record, listed, unpacked
+from pat_jax.rl.data.row_files import NOTHING, Record, listed, unpacked
 from pat_jax.rl.data.row_report import BadRow, RowReport
-from pat_jax.rl.data.template_columns import media_columns, without_nulls
+from pat_jax.rl.data.template_columns import MEDIA, without_nulls
 from pat_jax.rl.text.tokenizer import PromptText, is_message
 
+Columns = TypeVar("Columns")
 Made = TypeVar("Made")
 ABSENT = object()  # the value of a column that a row lacks
 
 
-def find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
-    """Returns the named column, else the first of `known` that any row has, else "".
+def find_columns(records: Sequence[Record], named: Columns, **known: Sequence[str]) -> Columns:
+    """Returns the columns of a file by what they are for: those that the user has `named`, else the
+    first of the known ones that any row has, else "". Known is the use itself, unless others are
+    given. Raises UserError if no row has a named column, or if two of them are one."""
+    found: dict[str, str] = {}
+    for use, name in vars(named).items():
+        column = _find_column(records, name, known.get(use, (use,)), f"data.{use}_key")
+        if column and (other := next((o for o in found if found[o] == column), "")):
+            raise UserError(
+                f"{records[0].path}: the column {column!r} cannot be both {other} and {use}: expected two "
+                f"columns; name them with --data.{other}_key and --data.{use}_key."
+            )
+        found[use] = column
+    return type(named)(**found)
 
-    Args:
-      named: the column's name as the user wrote it, or "". `a.b` is field b of column a. If no
-        column has exactly this name, the case of letters does not matter.
-      option: the option that names it, such as `data.prompt_key`.
 
-    Raises:
-      UserError: no row has the named column.
-    """
+def _find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
+    """`a.b` is field b of column a. If no column has exactly this name, the case of letters does
+    not matter."""
     names = column_names(records)
     spelt = {name.lower(): name for name in reversed(names)}
     for key in [named] if named else known:
@@ -38,17 +46,6 @@ def find_column(records: Sequence[Record], named: str, known: Sequence[str], opt
             "one of them, or column.field."
         )
     return ""
-
-
-def check_distinct(path: Path, **columns: str) -> None:
-    """Raises UserError if two of these columns, by what they are for, are one; "" is none."""
-    found: dict[str, str] = {}
-    for use, column in columns.items():
-        if column and (other := found.setdefault(column, use)) != use:
-            raise UserError(
-                f"{path}: the column {column!r} cannot be both {other} and {use}: expected two columns; "
-                f"name them with --data.{other}_key and --data.{use}_key."
-            )
 
 
 def column_names(records: Sequence[Record]) -> list[str]:
@@ -66,11 +63,7 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def present(record: Record, key: str) -> object:
-    """Returns a row's value in a column that every row must have.
-
-    Raises:
-      UserError: the row lacks the column, or its text has half of a character.
-    """
+    """Returns a row's value in a column that every row must have, in whole characters."""
     value = lookup(record.fields, key)
     record.read.append(key if key in record.fields else key.partition(".")[0])
     if value is ABSENT:
@@ -82,11 +75,7 @@ def present(record: Record, key: str) -> object:
 
 def text_or_chat(record: Record, key: str) -> PromptText:
     """Returns a row's value in a column that must hold a text or chat messages, which may be given
-    as JSON text, or as an object of lists (a `Sequence` of `datasets`).
-
-    Raises:
-      UserError: the value is missing, empty or of another kind.
-    """
+    as JSON text, or as an object of lists (a `Sequence` of `datasets`)."""
     value = present(record, key)
     if (messages := _messages(value)) is not None:
         if not messages or not all(map(is_message, messages)) or has_lone_surrogate(messages):
@@ -123,15 +112,10 @@ def missing(record: Record, key: str) -> BadRow:
 
 def refuse_media(record: Record) -> None:
     """Refuses a row with an image, a video or sound. The model would not see it and would make its
-    answers up.
-
-    Raises:
-      UserError: the row has one.
-    """
-    for name in media_columns(record.fields):
-        raise record.complain(
-            name, record.fields[name], "nothing here, because the model reads text alone"
-        )
+    answers up."""
+    for name in MEDIA:
+        if (value := record.fields.get(name)) not in NOTHING:
+            raise record.complain(name, value, "nothing here, because the model reads text alone")
 
 
 def made(

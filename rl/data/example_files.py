@@ -17,9 +17,8 @@ from typing import Any
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
-    check_distinct,
     column_names,
-    find_column,
+    find_columns,
     made,
     present,
     refuse_media,
@@ -88,26 +87,17 @@ ExampleRow = Completion | Conversation | PlainText
 def read_example_file(
     path: Path, columns: ExampleColumns | None = None, report: RowReport | None = None
 ) -> list[ExampleRow]:
-    """Returns every row of the file that can be used.
-
-    Args:
-      columns: the columns that the user has named.
-      report: counts what happens to rows.
-
-    Raises:
-      UserError: the file or one of its rows cannot be used.
-    """
-    report, named = report or RowReport(), columns or ExampleColumns()
+    """Returns every row of the file that can be used; `columns` are those that the user has named.
+    Raises UserError if the file, or a row that may not be left out, cannot be used."""
+    report = report or RowReport()
     records = read_records(path, report)
-    prompt = find_column(records, named.prompt, PROMPT_TEXTS, "data.prompt_key")
-    completion = find_column(records, named.completion, ("completion",), "data.completion_key")
-    messages = find_column(records, named.messages, ("messages",), "data.messages_key")
-    text = find_column(records, named.text, ("text",), "data.text_key")
-    check_distinct(path, prompt=prompt, completion=completion, messages=messages, text=text)
-    if prompt and completion:
-        row = partial(_completion, report, prompt, completion)
-    elif messages or text:
-        row = partial(_conversation, messages) if messages else partial(_plain_text, text)
+    found = find_columns(records, columns or ExampleColumns(), prompt=PROMPT_TEXTS)
+    if found.prompt and found.completion:
+        row = partial(_completion, report, found.prompt, found.completion)
+    elif found.messages:
+        row = partial(_conversation, found.messages)
+    elif found.text:
+        row = partial(_plain_text, found.text)
     else:
         raise UserError(_no_example(path, column_names(records)))
     return list(made(row, records, report))
@@ -134,11 +124,8 @@ def _completion(
     report: RowReport, prompt_key: str, completion_key: str, record: Record
 ) -> Completion:
     refuse_media(record)
-    completion, prompt = text_or_chat(record, completion_key), read_prompt(record, prompt_key)
-    if not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
-        raise record.complain(
-            prompt_key, prompt, "a last message that the assistant answers, not one of its own"
-        )
+    completion = text_or_chat(record, completion_key)
+    prompt = read_prompt(record, prompt_key, is_answered=True)
     if not isinstance(completion, str) and completion[0]["role"] != ASSISTANT:
         raise record.complain(completion_key, completion, "a first message of the assistant")
     (rest,) = without_prompt(prompt, [completion])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -32,14 +32,13 @@ from pat_jax.rl.data.example_files import (
     PlainText,
     read_example_file,
 )
-from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.limits import A_LIMIT, keeps_most, kept
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.row_files import RECORD_FORMATS
-from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
+from pat_jax.rl.data.row_report import BadRows, RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_files import is_text_file, read_text_file
 from pat_jax.rl.data.text_reader import TextRead, TextReader
-from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, flatten_messages
 
 Each = TypeVar("Each", bound=Example | Pair)
@@ -78,27 +77,38 @@ class Examples(Generic[Each]):
 
 
 @dataclass
-class Read:
-    """The examples read from files."""
+class Read(Generic[Each]):
+    """The examples or pairs read from files."""
 
     max_length: int
-    is_truncated: bool
     option: str  # name of the option that sets `max_length`
     report: RowReport
-    train: list[Example] = field(default_factory=list)
-    heldout: list[Example] = field(default_factory=list)
-    too_long: list[int] = field(default_factory=list)  # lengths of examples left out, or cut
+    is_truncated: bool = False
+    train: list[Each] = field(default_factory=list)
+    heldout: list[Each] = field(default_factory=list)
+    too_long: list[int] = field(default_factory=list)  # lengths of those left out, or cut
     num_unlearned: int = 0  # left out: cut before the first token that is learned
 
+    NAME: ClassVar = "examples"
+    TOO_LONG: ClassVar = "{:,} longer than {:,} tokens"
+
     def __str__(self) -> str:
-        counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
-        kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
-        what = f"{len(self.too_long):,} longer than {self.max_length:,} tokens"
-        if not self.is_truncated:
-            hint = keeps_most(sum(counts.values()), self.too_long, self.option)
-            return f"examples: {kept}; left out: {what}{hint}{self.report}"
-        cut = f"{self.num_unlearned:,} cut before what is learned"
-        return f"examples: {kept}; cut: {what}; left out: {cut}{self.report}"
+        return f"{self.NAME}: {kept(self.train, self.heldout)}; {self.left_out}"
+
+    def add(self, each: Each, text: str, heldout_share: float) -> None:
+        """Adds an example to the subset that its row's text decides."""
+        is_train = subset_of(text, heldout_share) is Subset.TRAIN
+        (self.train if is_train else self.heldout).append(each)
+
+    @property
+    def left_out(self) -> str:
+        """How many were left out or cut and why, in words."""
+        what = self.TOO_LONG.format(len(self.too_long), self.max_length)
+        if self.is_truncated:
+            cut = f"{self.num_unlearned:,} cut before what is learned"
+            return f"cut: {what}; left out: {cut}{self.report}"
+        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
+        return f"left out: {what}{hint}{self.report}"
 
 
 @dataclass(frozen=True)
@@ -123,28 +133,21 @@ class ExampleReader:
     option: str = A_LIMIT
     bad_rows: BadRows = ""
 
-    def read(self, paths: Sequence[Path], heldout_share: float) -> Read | TextRead:
-        """Reads all files.
-
-        Args:
-          heldout_share: share of the rows to hold out. The text of a prompt, a chat or a text alone
-            decides it; order and seed do not matter.
-
-        Raises:
-          UserError: a file or one of its rows cannot be used, or some rows are texts and some not.
-        """
+    def read(self, paths: Sequence[Path], heldout_share: float) -> Read[Example] | TextRead:
+        """Reads all files, and holds out a share of the rows. The text of a prompt, a chat or a
+        text alone decides it; order and seed do not matter. Raises UserError if a file or one of
+        its rows cannot be used, or if some rows are texts and some not."""
         report = RowReport(self.bad_rows)
-        found = Read(self.max_length, self.is_truncated, self.option, report)
-        subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
+        found = Read[Example](self.max_length, self.option, report, self.is_truncated)
         texts = TextReader(self.tokenizer, heldout_share)
         forms = dict[bool, str]()  # where a text is, and where something else
         for row in chain.from_iterable(self._rows(path, report) for path in paths):
             forms.setdefault(isinstance(row, PlainText), row.where)
-            with report.row():
+            with report.row(row.where):
                 if isinstance(row, PlainText):
                     texts.add(row.text)
                 elif (example := self._example(row, found)) is not None:
-                    subsets[subset_of(row.text, heldout_share)].append(example)
+                    found.add(example, row.text, heldout_share)
         if len(forms) == 2:
             raise UserError(
                 f"{forms[True]}, is plain text, but {forms[False]}, is an example: expected only one of the two, "
@@ -164,11 +167,8 @@ class ExampleReader:
 
     def _example(self, row: Completion | Conversation, found: Read) -> Example | None:
         """Returns a row's example; None if it is left out, and counts it in `found`."""
-        try:
-            tokens, is_learned = self.marked(row)
-            found.report.count_keys(unread_keys(self.tokenizer, row.messages, row.variables))
-        except ChatTemplateError as error:
-            raise BadRow(f"{row.where}: {error}") from None
+        tokens, is_learned = self.marked(row)
+        found.report.unread.update(unread_keys(self.tokenizer, row.variables, row.messages))
         if len(tokens) > self.max_length:
             found.too_long.append(len(tokens))
             if not self.is_truncated:
@@ -181,12 +181,8 @@ class ExampleReader:
         return Example(np.array(tokens[: self.max_length], np.int32), in_loss)
 
     def marked(self, row: Completion | Conversation) -> Marked:
-        """Returns a row's tokens, and which are learned.
-
-        Raises:
-          UserError: the row is a chat, and the tokenizer has no chat template.
-          ChatTemplateError: the chat template cannot render it.
-        """
+        """Returns a row's tokens, and which are learned. Raises UserError if the row is a chat and
+        there is no chat template, and ChatTemplateError if the template cannot render it."""
         match row:
             case Conversation():
                 return self._of_chat(row, 0, only=self.assistant_only)

@@ -3,7 +3,7 @@
 Knows lengths. Does not know tokenizers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 A_LIMIT = "a limit of"  # the name of a limit without an option
 MOST_CHARACTERS = 256  # most in a token; the longest of usual vocabularies have half as many
@@ -16,16 +16,15 @@ def has_more_tokens(text: str, count: int) -> bool:
     return len(text) > MOST_CHARACTERS * count
 
 
+def kept(train: Sized, heldout: Sized) -> str:
+    """Returns how many are learned from and how many held out, in words."""
+    counts = {"to learn from": len(train), "held out": len(heldout)}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
+
+
 def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:
-    """Returns a hint for messages: the smallest limit that keeps 99 %.
-
-    Empty if the present limit keeps as many, or if too many lengths are unknown.
-
-    Args:
-      num_kept: how many the present limit keeps.
-      too_long: lengths of those that it leaves out; None counts as longer than any other.
-      option: name of the option that sets the limit.
-    """
+    """Returns a hint for messages: the smallest limit that keeps 99 %. Empty if the present limit,
+    which keeps `num_kept`, is as good, or if too many lengths are unknown (None)."""
     known = sorted(length for length in too_long if length is not None)
     place = len(too_long) - 1 - (num_kept + len(too_long)) // 100
     return f" ({option} {known[place]} keeps 99 %)" if 0 <= place < len(known) else ""

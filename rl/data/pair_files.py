@@ -22,9 +22,8 @@ from typing import Any
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import (
-    check_distinct,
     column_names,
-    find_column,
+    find_columns,
     lookup,
     made,
     present,
@@ -47,9 +46,6 @@ class PairColumns:
     chosen: str = ""
     rejected: str = ""
     margin: str = ""
-
-
-_KNOWN = {name: (name,) for name in PairColumns.__dataclass_fields__} | {"prompt": PROMPT_TEXTS}
 
 
 @dataclass(frozen=True)
@@ -80,24 +76,11 @@ class PairRow:
 def read_pair_file(
     path: Path, columns: PairColumns | None = None, report: RowReport | None = None
 ) -> list[PairRow]:
-    """Returns every row of the file that can be used.
-
-    Args:
-      columns: the columns that the user has named.
-      report: counts what happens to rows.
-
-    Raises:
-      UserError: the file or one of its rows cannot be used.
-    """
-    report, named = report or RowReport(), columns or PairColumns()
+    """Returns every row of the file that can be used; `columns` are those that the user has named.
+    Raises UserError if the file, or a row that may not be left out, cannot be used."""
+    report = report or RowReport()
     records = read_records(path, report, of="pairs")
-    found = PairColumns(
-        *(
-            find_column(records, getattr(named, name), known, f"data.{name}_key")
-            for name, known in _KNOWN.items()
-        )
-    )
-    check_distinct(path, **vars(found))
+    found = find_columns(records, columns or PairColumns(), prompt=PROMPT_TEXTS)
     if not found.chosen or not found.rejected:
         raise UserError(
             f"{path} has the columns {listed(column_names(records))}: expected chosen and rejected; "
@@ -108,7 +91,7 @@ def read_pair_file(
 
 def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     refuse_media(record)
-    chosen, rejected = (text_or_chat(record, key) for key in (names.chosen, names.rejected))
+    chosen, rejected = (_response(record, key) for key in (names.chosen, names.rejected))
     if isinstance(chosen, str) != isinstance(rejected, str):
         expected = f"text or messages as in {names.chosen!r}, of one kind"
         raise record.complain(names.rejected, rejected, expected)
@@ -117,9 +100,8 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
             f"another response than in {names.chosen!r}, as nothing is learned from equal ones"
         )
         raise record.complain(names.rejected, rejected, expected)
-    given = read_prompt(record, names.prompt) if names.prompt else None
+    given = read_prompt(record, names.prompt, is_answered=True) if names.prompt else None
     whole = chosen, rejected
-    _check_answered(record, names, given, whole)
     prompt, chosen, rejected = _split(record, names, given, *whole)
     is_repeating = whole != (chosen, rejected) and len(record.read) > 2
     prompt = with_system(record, prompt, given or "") if prompt else None
@@ -138,6 +120,14 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     )
 
 
+def _response(record: Record, key: str) -> PromptText:
+    """Refuses a chat that does not end with an answer: there would be nothing to prefer."""
+    response = text_or_chat(record, key)
+    if not isinstance(response, str) and response[-1]["role"] != ASSISTANT:
+        raise record.complain(key, response, "a last message of the assistant")
+    return response
+
+
 def _split(
     record: Record,
     names: PairColumns,
@@ -151,13 +141,11 @@ def _split(
             return None, chosen, rejected
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
-        both = (
+        one, other = (
             [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
             for chat in (chosen, rejected)
         )
-        shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))
-        )
+        shared = num_shared(one, other)
         prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
         asked = flatten_messages(as_messages(given or "", "user")[-1:])
         if asked.strip() not in flatten_messages(prompt):
@@ -176,23 +164,14 @@ def _split(
 
 def _begin_alike(chosen: PromptText, rejected: PromptText) -> bool:
     """Whether two texts have a beginning in common, and not just the letters of different words."""
-    both = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-    return bool(re.sub(r"\w+$", "", "".join(str(one) for one, _ in both)).strip())
+    both = str(chosen)[: num_shared(chosen, rejected)]
+    return bool(re.sub(r"\w+$", "", both).strip())
 
 
-def _check_answered(
-    record: Record,
-    names: PairColumns,
-    given: PromptText | None,
-    responses: tuple[PromptText, PromptText],
-) -> None:
-    """Refuses chats that do not end with an answer: there would be nothing to prefer."""
-    if given and not isinstance(given, str) and given[-1]["role"] == ASSISTANT:
-        expected = "a last message that the assistant answers, not one of its own"
-        raise record.complain(names.prompt, given, expected)
-    for key, response in zip((names.chosen, names.rejected), responses, strict=True):
-        if not isinstance(response, str) and response[-1]["role"] != ASSISTANT:
-            raise record.complain(key, response, "a last message of the assistant")
+def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Returns how many elements two sequences begin with in common."""
+    both = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _margin(record: Record, key: str) -> float:

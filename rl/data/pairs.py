@@ -4,8 +4,8 @@ Knows rows, tokens and splits. Does not know file formats (`pair_files.py`), bat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,39 +13,20 @@ import numpy as np
 from pat_jax.rl.data.chat_turns import Marked, ended, unread_keys
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import Completion
-from pat_jax.rl.data.examples import ExampleReader, check_has_template
-from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.examples import ExampleReader, Read, check_has_template
+from pat_jax.rl.data.limits import A_LIMIT
 from pat_jax.rl.data.pair import Pair
-from pat_jax.rl.data.pair_files import PairColumns, PairRow, read_pair_file
+from pat_jax.rl.data.pair_files import PairColumns, PairRow, num_shared, read_pair_file
 from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
-from pat_jax.rl.data.subset import Subset, subset_of
-from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.scored_text import until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, PromptText, flatten_messages
 
 
-@dataclass
-class PairsRead:
-    """The pairs read from files."""
+class PairsRead(Read[Pair]):
+    """The pairs read from files. The length of a pair is that of its longer text."""
 
-    max_length: int
-    option: str  # name of the option that sets `max_length`
-    report: RowReport
-    train: list[Pair] = field(default_factory=list)
-    heldout: list[Pair] = field(default_factory=list)
-    too_long: list[int] = field(default_factory=list)  # tokens of the longer text of those left out
-
-    def __str__(self) -> str:
-        counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
-        kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
-        return f"pairs: {kept}; {self.left_out}"
-
-    @property
-    def left_out(self) -> str:
-        """How many pairs were left out and why, in words."""
-        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
-        what = f"{len(self.too_long):,} with more than {self.max_length:,} tokens in a text"
-        return f"left out: {what}{hint}{self.report}"
+    NAME = "pairs"
+    TOO_LONG = "{:,} with more than {:,} tokens in a text"
 
 
 @dataclass(frozen=True)
@@ -72,35 +53,25 @@ class PairReader:
     bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> PairsRead:
-        """Reads all files.
-
-        Args:
-          heldout_share: share of the rows to hold out, by a hash of the prompt or, if it is not
-            known, of the chosen text.
-
-        Raises:
-          UserError: a file or one of its rows cannot be used.
-        """
+        """Reads all files, and holds out a share of the rows, by a hash of the prompt or, if it is
+        not known, of the chosen text. Raises UserError if a file or a row cannot be used."""
         found = PairsRead(self.max_length, self.option, report := RowReport(self.bad_rows))
-        subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
         files = (read_pair_file(path, self.columns, report) for path in paths)
         for row in chain.from_iterable(files):
-            with report.row():
+            with report.row(row.where):
                 pair = self._pair(row, report)
                 longest = max(len(pair.chosen), len(pair.rejected))
                 if longest > self.max_length:
                     found.too_long.append(longest)
                 else:
-                    subsets[subset_of(row.text, heldout_share)].append(pair)
+                    found.add(pair, row.text, heldout_share)
         return found
 
     def _pair(self, row: PairRow, report: RowReport) -> Pair:
-        try:
-            chosen, rejected = self._marked(row)
-            chats = map(row.messages, (row.chosen, row.rejected))
-            report.count_keys(*(unread_keys(self.tokenizer, x, row.variables) for x in chats))
-        except ChatTemplateError as error:
-            raise BadRow(f"{row.where}: {error}") from None
+        chosen, rejected = self._marked(row)
+        chats = map(row.messages, (row.chosen, row.rejected))
+        unread = (unread_keys(self.tokenizer, row.variables, chat) for chat in chats)
+        report.unread.update(set[str]().union(*unread))
         if chosen.tokens == rejected.tokens:
             raise BadRow(
                 f"{row.where}, are the same {len(chosen.tokens):,} tokens: expected responses that differ by "
@@ -148,8 +119,7 @@ class PairReader:
 
 def _apart(one: Marked, other: Marked) -> tuple[Marked, Marked]:
     """Takes the tokens that two texts begin with out of the loss: they are the prompt."""
-    pairs = zip(one.tokens, other.tokens, strict=False)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    shared = num_shared(one.tokens, other.tokens)
     first, second = (
         Marked(each.tokens, [i >= shared for i in range(len(each.tokens))]) for each in (one, other)
     )

@@ -17,9 +17,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.columns import (
     ABSENT,
-    check_distinct,
     column_names,
-    find_column,
+    find_columns,
     lookup,
     made,
     missing,
@@ -76,20 +75,23 @@ def read_problem_file(
     *,
     is_compared: bool = True,
 ) -> ProblemFile:
-    """Returns every row of the file that can be used and has an answer.
+    """Returns every row of the file that can be used and has an answer; `columns` are those that
+    the user has named. Raises UserError if the file, or a row that may not be left out, cannot be
+    used.
 
     Args:
-      columns: the columns that the user has named.
-      report: counts what happens to rows.
       is_compared: whether rewards compare texts with the answer, which must then be a text or a
         number. Reward functions of the user may take a list, or need no answer.
-
-    Raises:
-      UserError: the file or one of its rows cannot be used.
     """
     report = report or RowReport()
     records = read_records(path, report)
-    prompt_key, answer_key = _keys(path, records, columns or Columns())
+    found = find_columns(records, columns or Columns(), prompt=PROMPTS, answer=ANSWERS)
+    prompt_key, answer_key = found.prompt, found.answer
+    if not prompt_key:
+        raise UserError(
+            f"{path} has the columns {listed(column_names(records))}: expected one of "
+            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
+        )
     answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
@@ -106,19 +108,6 @@ def read_problem_file(
 
     rows = [row for row in made(row, records, report) if row]
     return ProblemFile(rows, records[-1].number, without_answer)
-
-
-def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str, str]:
-    """Returns the columns of prompts and answers."""
-    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
-    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
-    if not prompt_key:
-        raise UserError(
-            f"{path} has the columns {listed(column_names(records))}: expected one of "
-            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
-        )
-    check_distinct(path, prompt=prompt_key, answer=answer_key)
-    return prompt_key, answer_key
 
 
 def _row(record: Record, key: str, answer: dict[str, object]) -> Row:

@@ -15,9 +15,8 @@ from pat_jax.rl.data.chat_turns import unread_keys
 from pat_jax.rl.data.epochs import Cursor, Epochs
 from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
 from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
-from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
+from pat_jax.rl.data.row_report import BadRows, RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
-from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages
 
 HELDOUT_SHARE = 0.1
@@ -46,13 +45,8 @@ class Problems:
         return self._epochs.num_different
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """Returns the `size` prompts from position `at` on, and the position of the next batch.
-
-        This is a pure function.
-
-        Raises:
-          UserError: there are fewer than `size` prompts.
-        """
+        """Returns the `size` prompts from position `at` on, and the position of the next batch: a
+        pure function. Raises UserError if there are fewer than `size` prompts."""
         if size > len(self):
             raise UserError(
                 f"{self.name} has {len(self)} prompts, fewer than one batch of {size}: expected at "
@@ -140,14 +134,9 @@ def load_problems(
 
     A prompt's id is its line or row number, counted on from file to file. The problem's text
     determines its split, and the held-out set has a fixed order: neither depends on `seed`.
-
-    Args:
-      columns, is_compared: see `read_problem_file`.
-      bad_rows: see `RowReport`.
-      option: name of the option that sets `max_prompt_length`, for messages.
-
-    Raises:
-      UserError: a file or one of its rows cannot be used.
+    `columns` and `is_compared` are those of `read_problem_file`, and messages call the option that
+    sets `max_prompt_length` by its name, `option`. Raises UserError if a file or one of its rows
+    cannot be used.
     """
     report, told = RowReport(bad_rows), {"is_compared": is_compared}
     files = [read_problem_file(path, columns, report, **told) for path in paths]
@@ -174,14 +163,14 @@ def _prompts(
     before = 0
     for file in files:
         for row in file.rows:
-            with report.row():
+            with report.row(row.where):
                 if not isinstance(found := tokens.of(row), tuple):
                     too_long.append(found)
                     continue
-                if isinstance(tokens.tokenizer, HuggingFaceTokenizer):
-                    report.count_keys(unread_keys(tokens.tokenizer, row.prompt, row.variables))
                 text = flatten_messages(row.prompt)
                 messages = () if isinstance(row.prompt, str) else row.prompt
+                if isinstance(tokens.tokenizer, HuggingFaceTokenizer):
+                    report.unread.update(unread_keys(tokens.tokenizer, row.variables, messages))
                 prompt = Prompt(before + row.number, found, text, row.columns, messages)
                 prompts[subset_of(row.text, heldout_share)].append(prompt)
         before += file.last_number
@@ -209,8 +198,5 @@ class _Tokens:
         if has_more_tokens(flatten_messages(row.prompt), self._max_length):
             return None
         given = (row.variables,) if row.variables else ()
-        try:
-            tokens = tuple(self.tokenizer.encode_prompt(row.prompt, *given))
-        except ChatTemplateError as error:
-            raise BadRow(f"{row.where}: {error}") from None
+        tokens = tuple(self.tokenizer.encode_prompt(row.prompt, *given))
         return tokens if len(tokens) <= self._max_length else len(tokens)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import text_or_chat
 from pat_jax.rl.data.row_files import Record
-from pat_jax.rl.text.tokenizer import PromptText
+from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText
 
 PROMPTS = ("prompt", "problem", "question", "messages", "instruction", "query", "input")
 PROMPT_TEXTS = tuple(name for name in PROMPTS if name != "messages")
@@ -21,13 +21,13 @@ _BARE = ("problem", "question", "instruction", "query")
 _SYSTEM = ("system", "system_prompt", "system_message")
 
 
-def read_prompt(record: Record, key: str) -> PromptText:
-    """Returns a row's prompt, with the other texts that belong to it.
-
-    Raises:
-      UserError: the column `key` has no text and no chat.
-    """
+def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> PromptText:
+    """Returns a row's prompt, with the other texts that belong to it. If a response `is_answered`
+    to it, the prompt may not end with the assistant's own."""
     prompt, name = text_or_chat(record, key), key.rpartition(".")[2].lower()
+    if is_answered and not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
+        expected = "a last message that the assistant answers, not one of its own"
+        raise record.complain(key, prompt, expected)
     if isinstance(prompt, str) and name in _BARE:
         if before := _text(record, ("context", "passage")):
             prompt = f"{before}\n\n{prompt}"

@@ -18,6 +18,7 @@ from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, temp
 
 MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
+NOTHING = (None, "", b"", [], {})  # what a row has in columns that it does not use
 _ROWS_AT_ONCE = 256  # unpacked before their size is looked at
 
 
@@ -34,9 +35,7 @@ class Record:
     @property
     def unread(self) -> list[str]:
         """The other columns in which the row has a value."""
-        given = (
-            name for name, value in self.fields.items() if value not in (None, "", b"", [], {})
-        )
+        given = (name for name, value in self.fields.items() if value not in NOTHING)
         return [name for name in given if name not in self.read]
 
     @property
@@ -51,11 +50,7 @@ class Record:
 
     def template_variables(self) -> dict[str, Any]:
         """Returns the variables that the row sets for the chat template, in columns that have not
-        been read for another purpose.
-
-        Raises:
-          UserError: a variable has a value of the wrong kind.
-        """
+        been read for another purpose."""
         given = {name: value for name, value in self.fields.items() if name not in self.read}
         self.read.extend((TOOLS, VARIABLES))
         try:
@@ -67,15 +62,8 @@ class Record:
 def read_records(
     path: Path, report: RowReport | None = None, *, of: str = "problems"
 ) -> list[Record]:
-    """Returns every row of the file, at least one.
-
-    Args:
-      report: counts bad rows, such as lines that are no JSON; None: they are refused.
-      of: what the rows are, for messages.
-
-    Raises:
-      UserError: the file cannot be read, is damaged, or has no row.
-    """
+    """Returns every row of the file, at least one. `of` says in messages what rows are. Raises
+    UserError if the file cannot be read, is damaged, or has no row."""
     of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
     readers: dict[str, Callable[[Path, RowReport], Iterator[Record]]] = dict(
         zip(RECORD_FORMATS, of_formats, strict=True)
@@ -186,11 +174,8 @@ def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
 
 def _values(file: Any, name: str, column: Any) -> list[object]:
     """Returns a column's values as a JSON file would have them: objects for maps, text for bytes
-    that are UTF-8, and what text declared as JSON stands for.
-
-    Raises:
-      ValueError: Python has no such value; the message names the column.
-    """
+    that are UTF-8, and what text declared as JSON stands for. Raises ValueError, with the column's
+    name, if Python has no such value."""
     import pyarrow
 
     kind = str(column.type)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.errors import UserError
+from pat_jax.rl.text.chat_template import ChatTemplateError
 
 BadRows = Literal["", "refuse", "skip"]  # "": refused, and there is no option to skip them
 
@@ -23,20 +24,18 @@ class RowReport:
     unread: Counter[str] = field(default_factory=Counter)  # by column, rows with a value in it
 
     @contextmanager
-    def row(self) -> Iterator[None]:
-        """Leaves out a row that is bad inside, or raises UserError."""
+    def row(self, where: str = "") -> Iterator[None]:
+        """Leaves out a row (at `where`) that is bad inside, or raises UserError."""
         try:
             yield
-        except BadRow as error:
+        except (BadRow, ChatTemplateError) as error:
             sentence = str(error).removesuffix(".")
+            if isinstance(error, ChatTemplateError):
+                sentence = f"{where}: {sentence}"
             if self.bad_rows != "skip":
                 hint = "; --data.bad_rows skip leaves such rows out" if self.bad_rows else ""
                 raise UserError(f"{sentence}{hint}.") from None
             self.bad.append(sentence)
-
-    def count_keys(self, *unread: set[str]) -> None:
-        """Counts the keys of a row's messages that its chat template does not write."""
-        self.unread.update(f"{key} of messages" for key in set[str]().union(*unread))
 
     def __str__(self) -> str:
         """Clauses that follow others; empty if there is nothing to tell."""
@@ -44,9 +43,8 @@ class RowReport:
         if self.bad:
             text += f"; bad rows left out: {len(self.bad):,} (the first: {self.bad[0]})"
         if self.num_repeating:
-            text += (
-                f"; prompts taken off responses that repeat them: in {self.num_repeating:,} rows"
-            )
+            where = f"in {self.num_repeating:,} rows"
+            text += f"; prompts taken off responses that repeat them: {where}"
         if self.unread:
             names = (f"{name[:40]} ({count:,} rows)" for name, count in self.unread.most_common(20))
             more = f" and {len(self.unread) - 20} more" if len(self.unread) > 20 else ""

@@ -23,29 +23,18 @@ class ColumnError(ValueError):
 
 
 def template_variables(fields: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the variables of the template that a row sets.
-
-    Empty tools and nulls in objects are left out: Parquet fills in null if other rows have more
-    keys.
-
-    Raises:
-      ColumnError: a value is of the wrong kind.
-    """
+    """Returns the variables of the template that a row sets, without empty tools and nulls in
+    objects. Raises ColumnError if a value is of the wrong kind."""
     variables = _value(fields, VARIABLES)
     if variables is not None and not isinstance(variables, dict):
         raise ColumnError(VARIABLES, fields[VARIABLES], "an object, or its JSON text")
     found = dict(variables or {})
     tools = _value(fields, TOOLS)
-    if tools is not None and not (isinstance(tools, list) and all(map(_is_object, tools))):
-        raise ColumnError(
-            TOOLS, fields[TOOLS], "a list of objects (JSON schemas), or its JSON text"
-        )
+    is_list = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    if tools is not None and not is_list:
+        expected = "a list of objects (JSON schemas), or its JSON text"
+        raise ColumnError(TOOLS, fields[TOOLS], expected)
     return found | ({TOOLS: tools} if tools else {})
-
-
-def media_columns(fields: Mapping[str, object]) -> list[str]:
-    """Returns the columns in which a row has an image, a video or a sound."""
-    return [name for name in MEDIA if fields.get(name) not in (None, "", b"", [], {})]
 
 
 def _value(fields: Mapping[str, object], name: str) -> object:
@@ -67,7 +56,3 @@ def without_nulls(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)

@@ -17,11 +17,8 @@ def is_text_file(path: Path) -> bool:
 
 
 def read_text_file(path: Path) -> str:
-    """Returns the whole file unchanged.
-
-    Raises:
-      UserError: the file cannot be read, is too large, or is not UTF-8 text.
-    """
+    """Returns the whole file unchanged. Raises UserError if it cannot be read, is too large, or is
+    not UTF-8 text."""
     if problem := problem_of(path, (path.suffix.lower(),)):
         raise UserError(f"data file {path} {problem}")
     try:

@@ -6,6 +6,7 @@ from itertools import groupby
 import numpy as np
 from jaxtyping import Integer
 
+from pat_jax.rl.data.limits import kept
 from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_rows import TextRows, TextStream
@@ -25,10 +26,8 @@ class TextRead:
     report: RowReport = field(default_factory=RowReport)
 
     def __str__(self) -> str:
-        counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
-        kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
         num_tokens = self.train.num_targets + self.heldout.num_targets
-        rows = f"rows of {self.train.max_length:,}: {kept}"
+        rows = f"rows of {self.train.max_length:,}: {kept(self.train, self.heldout)}"
         return f"texts: {self.num_texts:,} with {num_tokens:,} tokens; {rows}; left out: {self.num_blank:,} blank{self.report}"
 
 

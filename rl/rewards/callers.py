@@ -46,12 +46,8 @@ class Limits:
 
 
 def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) -> Caller:
-    """Returns the caller of the reward `spec`, which is one of `models` if it names a model.
-
-    Raises:
-      UserError: the function cannot be imported, or `spec` is not a valid address.
-      KeyError: it names a model that is not one of `models`.
-    """
+    """Returns the caller of the reward `spec`, which is one of `models` if it names a model. Raises
+    UserError if the function cannot be imported, or if `spec` is not a valid address."""
     if model_of(spec):
         return models[spec]
     if spec in _IN_PROCESS:

@@ -69,14 +69,8 @@ class Calls:
             _check_time(until)
 
     def answer(self, number: int, count: int, until: float) -> Outcome:
-        """Returns the answer to the call of this number.
-
-        Args:
-          count: number of the call's responses.
-
-        Raises:
-          NoAnswerError: something else has arrived.
-        """
+        """Returns the answer to the call of this number, which has `count` responses. Raises
+        NoAnswerError if something else has arrived."""
         line = self._line(until)
         try:
             return _read(line.decode(), number, count)

@@ -72,13 +72,9 @@ class ScoredFunction:
         return list(groups_of(prompts))
 
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
-        """Calls the function once, for made-up responses, with the time of a group.
-
-        Args:
-          is_alone: whether this is the only function, so that None means no reward.
-
-        Returns:
-          A warning if the function raised or returned no number. It may still score real responses.
+        """Calls the function once, for made-up responses, with the time of a group. Returns a
+        warning if it raised or returned no number: it may still score real responses. If it
+        `is_alone`, None means no reward.
 
         Raises:
           UserError: the function cannot be called, does not return one value per response, hangs or

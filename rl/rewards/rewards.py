@@ -28,9 +28,6 @@ def resolve_reward(spec: str) -> RewardFunction:
     Args:
       spec: `exact`, `math`, `math_lenient`, `module:function` or `path/to/file.py:function`. A file
         may also be one that `run/results/serialized_rewards.py` wrote.
-
-    Raises:
-      UserError: there is no such function, or importing it fails.
     """
     if spec in BUILT_IN:
         if spec in MATH:

@@ -139,15 +139,8 @@ class RewardScorer:
         scores: Sequence[FunctionScores],
         failures: Mapping[int, Failure],
     ) -> None:
-        """Logs the responses that could not be scored.
-
-        Args:
-          responses: the responses at which a function failed.
-          failures: for each response without a reward, the reason.
-
-        Raises:
-          UserError: no response has a reward, now or before.
-        """
+        """Logs the responses that could not be scored, as `log_failures`. Raises UserError if no
+        response has a reward, now or before."""
         log_failures(responses, scores, failures)
         for function, one in zip(self.functions, scores, strict=True):
             for failure in one.failures:
@@ -198,11 +191,8 @@ class Scoring(Generic[Ended]):
             exchange.begin(lambda number, found: self._do(self._parts[number].join, found))
 
     def add(self, row: int, ended: Ended) -> None:
-        """Adds response `row`, which has finished, and returns at once.
-
-        Raises:
-          UserError: scores computed meanwhile show that a function is wrong for all responses.
-        """
+        """Adds response `row`, which has finished, and returns at once. Raises UserError if scores
+        computed meanwhile show that a function is wrong for all responses."""
         if self._end.done():
             self._end.result()
         self._num_expected -= 1
@@ -215,9 +205,6 @@ class Scoring(Generic[Ended]):
         """Waits for the last reward, and returns all, float32[responses]; all must have been added.
 
         NaN: the response has no reward; `failures` has the reason, `scores` each function's score.
-
-        Raises:
-          UserError: see `RewardScorer`.
         """
         assert not self._num_expected, f"{self._num_expected} responses have not ended"
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
@@ -242,11 +229,7 @@ class Scoring(Generic[Ended]):
         return [everyone[row] for row in range(len(everyone))]
 
     def _run_models(self) -> None:
-        """Has the reward models score the responses, which wait for that.
-
-        Raises:
-          UserError: a function is wrong for all responses.
-        """
+        """Has the reward models score the responses, which wait for that."""
         if not self._scorer.models:
             return
         self.check()
@@ -256,11 +239,7 @@ class Scoring(Generic[Ended]):
             model.score_waiting(self._scorer.shares)
 
     def check(self) -> None:
-        """Waits until all that was added has been read.
-
-        Raises:
-          UserError: a function is wrong for all responses.
-        """
+        """Waits until all that was added has been read. Raises UserError as `add` does."""
         self._scorer.thread.submit(int).result()
         if self._end.done():
             self._end.result()

@@ -88,10 +88,7 @@ class Recognised:
 
     def _bind(self, given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, Any]:
         """Returns the arguments that the function names; all of `given` if it has `**columns`.
-
-        Raises:
-          UserError: the function needs an argument that does not exist.
-        """
+        Raises UserError if it needs one that does not exist."""
         if self._signature is None:
             return dict(given)
         takes_any = any(one.kind is one.VAR_KEYWORD for one in self._known.values())

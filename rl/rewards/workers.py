@@ -189,11 +189,8 @@ class _Worker:
         return running.end(patience) if running else None
 
     def ended(self) -> str:
-        """Returns how a process that closed its socket has ended, as a clause.
-
-        Raises:
-          _KilledError: it was killed from outside.
-        """
+        """Returns how a process that closed its socket has ended, as a clause. Raises _KilledError
+        if it was killed from outside."""
         code = self.end(_END_SECONDS)
         if code is None or code == LOST:
             return "closed open files that are not its own, so that its process was ended"

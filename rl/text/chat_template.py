@@ -58,16 +58,9 @@ class ChatTemplate:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Returns the text that the policy reads.
-
-        If the last message is the assistant's, the text continues it; else it begins an answer.
-
-        Args:
-          is_closed: whether the text is the messages alone, with nothing to continue.
-
-        Raises:
-          ChatTemplateError: the template refuses the messages, fails, or takes too long.
-        """
+        """Returns the text that the policy reads. If the last message is the assistant's, the text
+        continues it, else it begins an answer; if it `is_closed`, it is the messages alone. Raises
+        ChatTemplateError if the template refuses the messages, fails, or takes too long."""
         self._check_budget()
         given = [dict(message) for message in messages]
         is_begun = not is_closed and given[-1]["role"] == "assistant"

@@ -31,9 +31,6 @@ def scored_tokens(
     on with the prompt's last message if that is the assistant's. A prompt that is a text is the
     user's message. Without a template, the response follows the prompt, and an end-of-sequence
     token follows both, as in TRL's `RewardTrainer`.
-
-    Raises:
-      ChatTemplateError: the template cannot render the messages.
     """
     if not tokenizer.has_chat_template:
         tokens = tokenizer.encode_text(flatten_messages(prompt) + response)
@@ -52,11 +49,8 @@ def until_padding(tokens: Int[np.ndarray, " _"], pad_id: int | None) -> Int[np.n
 
 
 def check_template(tokenizer: HuggingFaceTokenizer) -> None:
-    """Checks that the tokenizer's chat template, if there is one, writes a response.
-
-    Raises:
-      UserError: it fails, or leaves the response out.
-    """
+    """Raises UserError if the tokenizer's chat template, if there is one, fails or leaves a
+    response out."""
     if not tokenizer.has_chat_template:
         return
     try:

@@ -63,9 +63,6 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
 
     transformers and vLLM use config.json only if the other file is missing. If that file is there
     without the field, their responses would not end.
-
-    Raises:
-      UserError: a file does not hold a JSON object, or its field does not hold integers.
     """
     for path in (directory / GENERATION_CONFIG, directory / MODEL_CONFIG):
         for where, fields in _sections(path):

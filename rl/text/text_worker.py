@@ -60,11 +60,8 @@ class TextWorker:
             self.process.stdin.flush()
 
     def answer(self) -> Answer:
-        """Waits for the answer to the last request.
-
-        Raises:
-          WorkerDied: the process has ended; this worker gives no more answers.
-        """
+        """Waits for the answer to the last request. Raises WorkerDied if the process has ended:
+        then this worker gives no more answers."""
         assert self.process.stdout
         # JSON, not pickle: what runs a stranger's template must not choose what is unpickled here.
         line = self.process.stdout.readline()

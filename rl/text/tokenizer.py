@@ -65,16 +65,9 @@ class Tokenizer(Protocol):
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Returns the tokens of a prompt, after which the response begins.
-
-        The chat template is applied, if there is one.
-
-        Args:
-          variables: variables of the template; they override those of every prompt.
-
-        Raises:
-          ChatTemplateError: the template cannot render the prompt.
-        """
+        """Returns the tokens of a prompt, after which the response begins. The chat template is
+        applied, if there is one; `variables` override those of every prompt. Raises
+        ChatTemplateError if it cannot render the prompt."""
         ...
 
 
@@ -231,11 +224,7 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Renders messages with the chat template; see `ChatTemplate.render`.
-
-        Raises:
-          ChatTemplateError: the template cannot render them.
-        """
+        """Renders messages with the chat template; see `ChatTemplate.render`."""
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})

@@ -21,9 +21,7 @@ log = logging.getLogger(__name__)
 
 # Of several sections with an option of that name, the first of these is meant.
 _BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
-_HELD_OUT = re.compile(
-    r"(?<![^._])(?:val|valid|validation|test|eval|evaluation|dev|heldout)(?![^._])"
-)
+_HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
 
 # Names before 0.1.0, accepted for one version.
 RENAMED = {"speculation.budgets": "speculation.num_draft_tokens"}
@@ -77,7 +75,7 @@ def meant(name: str, known: Collection[str]) -> str | None:
                         return found
     if is_not_offered(name):
         return None
-    if _HELD_OUT.search(name):  # never the data or the options of training
+    if _HELD_OUT & set(re.split("[._]", name)):  # never the data or the options of training
         known = [each for each in known if each.startswith("eval.")] or known
         by_leaf = {each.rpartition(".")[2]: each for each in known}
     if leaf in by_leaf and section:
