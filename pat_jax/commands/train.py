@@ -26,7 +26,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
             chosen = chosen_placement(config, devices)
             config = chosen.config
-        if config.rollout.expert_width is None and devices[0].platform == "gpu":
+        if config.rollout.expert_width is None and "gpu" in {x.platform for x in devices}:
             from pat_jax.commands.auto_placement import with_width  # imports prices as well
 
             config = with_width(config, devices)
