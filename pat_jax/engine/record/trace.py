@@ -128,11 +128,8 @@ def _move(fields: dict[str, Any]) -> Move:
     return Move(**rest, sent=None if sent is None else MovedBytes(**sent))
 
 
-_NEW_KEYS = {"live": "running"}  # of traces from before 0.1.0
-
-
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {_NEW_KEYS.get(name, name): _as_tuple(x) for name, x in fields.items()}
+    return {name: _as_tuple(x) for name, x in fields.items()}
 
 
 def _as_tuple(value: Any) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +18,6 @@ from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TA
 from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3
-RETIRED = ("packed", "sent")  # rounds that older versions measured as well
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
@@ -147,8 +146,6 @@ def _parsed(path: Path) -> Profile:
         # copied drafts. The other tables are required.
         before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
         latency = LatencyModel.from_json(before | content["latency"])
-        rounds = {key: s for key, s in latency.migrate_table.items() if key[-1] not in RETIRED}
-        latency = replace(latency, migrate_table=rounds)
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,
