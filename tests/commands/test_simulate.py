@@ -141,7 +141,7 @@ class TestTrace:
             "--speculation.num_draft_tokens" in numbers
             and "expected '1 3 7' with --trace" in numbers
         )
-        trace = RolloutTrace.from_json(path.read_text())
+        trace = RolloutTrace.from_fields(json.loads(path.read_text()))
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
         assert "no times of dp1tp9, in which the rollout ran" in output()
         path.write_text(replace(trace, sequences=()).to_json())

@@ -15,7 +15,7 @@ from pat_jax.common.errors import UserError, shortened, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
 from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TABLES, LatencyModel
-from pat_jax.planning.types import TEXTS, Reads, Split
+from pat_jax.planning.types import Reads, Split
 
 VERSION = 3
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
@@ -140,12 +140,7 @@ def _parsed(path: Path) -> Profile:
     content = _read(path)
     try:
         subject = Subject(**content["subject"])
-        # Old profiles lack `reads`: kernels read whole buckets on a CPU, and pages elsewhere.
-        read = "bucket" if subject.backend == "cpu" else "held"
-        # Profiles from before drafts lack verifying steps; those from before draft models have
-        # copied drafts. The other tables are required.
-        before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
-        latency = LatencyModel.from_json(before | content["latency"])
+        latency = LatencyModel.from_json(content["latency"])
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,
