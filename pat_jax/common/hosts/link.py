@@ -44,7 +44,7 @@ class Peer:
         self._heard = time.monotonic()
 
     @classmethod
-    def at(cls, line: socket.socket, key: bytes, index: int, host: str) -> Self:
+    def over(cls, line: socket.socket, key: bytes, index: int, host: str) -> Self:
         """Returns the peer at the other end of `line`, which it takes over."""
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(Connection(line.detach()), key, index, host)

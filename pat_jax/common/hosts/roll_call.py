@@ -74,7 +74,7 @@ def _call(
     if sentence:
         raise UserError(sentence)
     found = sorted(there.items())
-    return alone, [Peer.at(line, key + token, i, fields["host"]) for i, (line, fields) in found]
+    return alone, [Peer.over(line, key + token, i, fields["host"]) for i, (line, fields) in found]
 
 
 def _gathered(
@@ -154,7 +154,7 @@ def _answer(place: Place, coordinator: str, until: float, wait_s: float, token: 
                 if sentence := last.get("sentence"):
                     raise UserError(str(sentence))
                 key = bytes.fromhex(str(last.get("key")))
-                return Peer.at(line, key + token, 0, str(fields.get("host")))
+                return Peer.over(line, key + token, 0, str(fields.get("host")))
         except BROKEN as error:
             why = getattr(error, "strerror", None) or str(error)
             time.sleep(_AGAIN_S)
