@@ -1,7 +1,7 @@
 """`python -m pat_jax.simulate`: replays what-if questions on a measured machine.
 
     python -m pat_jax.simulate --profile profile.json --responses 512,2048 \\
-        --lengths math --link_slowdown 1,4
+        --lengths math --host_us 0,20
 
 The engine's planner runs on a simulated clock with the times of a profile. Response lengths come
 from a file or a built-in distribution. It is compared with each static layout; no device is used.

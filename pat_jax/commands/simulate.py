@@ -163,7 +163,6 @@ def answer(
     sources: DraftSources | None,
     responses: int,
     cap: int,
-    link_slowdown: float,
     host_us: float,
 ) -> Answer:
     series = Series(config.draw(responses, cap), config.rollouts, config.growth)
@@ -172,7 +171,6 @@ def answer(
         responses,
         cap,
         longest_prompt(config, lengths),
-        link_slowdown,
         host_us,
         config.device_memory_gib,
         config.burst_steps,

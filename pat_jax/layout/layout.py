@@ -271,16 +271,10 @@ def layout_chain(
     return chain, dropped
 
 
-def least_tp(
-    devices: Sequence[Device],
-    config: ModelConfig,
-    experts: ExpertSplit | None = None,
-    fsdp_size: int = 0,
-) -> Layout:
+def least_tp(devices: Sequence[Device], config: ModelConfig, fsdp_size: int = 0) -> Layout:
     """Returns the layout of these devices with the least TP that divides the model: that of updates
     and of models that are only read. The arguments are those of `layout_chain`."""
-    mesh = factored_mesh(devices)
-    chain, _ = layout_chain(mesh, config, experts=experts, fsdp_size=fsdp_size)
+    chain, _ = layout_chain(factored_mesh(devices), config, fsdp_size=fsdp_size)
     return next(iter(chain.values()))
 
 

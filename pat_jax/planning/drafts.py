@@ -136,19 +136,12 @@ class Acceptance:
         branches = PRIOR_RUNS * np.array(PRIOR_BRANCH_COUNTS)
         return cls(begun, nothing, nothing, branches, is_generated)
 
-    def observed(
-        self, drafted: DraftResult, *, halve: tuple[float, float] = (BEGUN_HALVE, ACCEPTED_HALVE)
-    ) -> "Acceptance":
-        """Returns the estimate after one more burst with drafts.
-
-        Args:
-          halve: runs after which old counts weigh half: first those of how often matches occur,
-            then those of how good they are.
-        """
+    def observed(self, drafted: DraftResult) -> "Acceptance":
+        """Returns the estimate after one more burst with drafts."""
         runs = float(drafted.begun.sum())
         if not runs:
             return self
-        kept_begun, kept = (0.5 ** (runs / half) for half in halve)
+        kept_begun, kept = (0.5 ** (runs / half) for half in (BEGUN_HALVE, ACCEPTED_HALVE))
         return replace(
             self,
             begun=kept_begun * self.begun + drafted.begun,

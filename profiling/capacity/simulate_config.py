@@ -24,11 +24,11 @@ def listed(pattern: str, most: int, what: str) -> Rule:
 
 @dataclass(frozen=True)
 class SimulateConfig(ReplayOptions):
-    """Replays rollouts of a measured machine: other batches, caps and links. Options that take
+    """Replays rollouts of a measured machine: other batches, caps and hosts. Options that take
     several values, separated by commas, are combined in every way.
 
         python -m pat_jax.simulate --profile profile.json --responses 512,2048 \\
-            --lengths math --link_slowdown 1,4
+            --lengths math --host_us 0,20
     """
 
     profile: str = option("profile.json", GIVEN)
@@ -41,8 +41,6 @@ class SimulateConfig(ReplayOptions):
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
     """The cap in tokens at which a response is cut; several, separated by commas."""
-    link_slowdown: str = option("1", listed(NUMBER, 10**6, "numbers"))
-    """Factor on the seconds of sums over devices and moves between them; several, by commas."""
     host_us: str = option("0", listed(NUMBER, 10**6, "numbers"))
     """Microseconds of the host in each decode step for each running sequence, beside what was
     measured; several, by commas."""
@@ -76,8 +74,8 @@ class SimulateConfig(ReplayOptions):
             words = f"{shown(default)} with --trace, on which it has no effect"
             self.need(f"{section}{each.name}", not is_asked, words)
 
-    def cases(self) -> Iterator[tuple[int, int, float, float]]:
-        """(responses, cap, link slowdown, host microseconds) of each question."""
+    def cases(self) -> Iterator[tuple[int, int, float]]:
+        """(responses, cap, host microseconds) of each question."""
 
         def values(text: str, kind: Callable[[str], Any]) -> list[Any]:
             return [kind(value) for value in text.split(",")]
@@ -85,6 +83,5 @@ class SimulateConfig(ReplayOptions):
         return product(
             values(self.responses, int),
             values(self.max_completion_length, int),
-            values(self.link_slowdown, float),
             values(self.host_us, float),
         )

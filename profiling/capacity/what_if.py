@@ -1,4 +1,4 @@
-"""Changes a measured machine: other links, another host, other batches and caps.
+"""Changes a measured machine: another host, other batches and caps.
 
 Knows a profile and what to change. Reports which of the requested loads were never measured.
 """
@@ -38,7 +38,6 @@ class WhatIf:
     responses: int
     cap: int  # tokens of a response
     longest_prompt: int
-    link_slowdown: float = 1.0  # factor on the seconds of sums, and of moving pages and weights
     host_us: float = 0.0  # additional ones of a decode step, for each running sequence
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
@@ -48,8 +47,6 @@ class WhatIf:
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
-        if self.link_slowdown != 1:
-            words.append(f"links {self.link_slowdown:g}x slower")
         if self.host_us:
             words.append(f"host +{self.host_us:g} us a sequence")
         return ", ".join(words)
@@ -66,8 +63,6 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     """
     latency, splits = profile.latency, splits_of(profile.latency)
     drafts = drafts_of(what_if.speculation, profile.subject.backend)
-    if what_if.link_slowdown != 1:
-        latency = with_slower_links(profile, what_if.link_slowdown, drafts.exit_layer)
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
@@ -125,53 +120,12 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
     return "; ".join(words)
 
 
-def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
-    """The latency model if sums over TP devices, and moves of pages and weights, take `factor`
-    times as long.
-
-    A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers
-    each. Such a sum was measured; its additional seconds are added to each step.
-
-    Args:
-      exit_layer: the layers that propose draft tokens, one pass each; 0: they do not.
-
-    Raises:
-      UserError: the profile has no sums of a layout, or is of a model with experts.
-    """
-    if model_of(profile).experts is not None:
-        raise UserError(
-            f"option --link_slowdown is {factor:g}: the profile is of a model with experts, and has no "
-            "times of the gathers and scatters around them; leave it out, or plan a machine with such "
-            "links with python -m pat_jax.plan."
-        )
-    latency, sums = profile.latency, sums_of(profile)
-    of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
-    tokens = latency.prefill_blocks * latency.page_size
-
-    def verifying(split: Split, rows: int, num_draft_tokens: int) -> float:
-        drafting = num_draft_tokens * of_drafts(split, rows)
-        return sums(split, rows * (1 + num_draft_tokens)) + drafting
-
-    more = factor - 1
-    decode, verify = latency.decode_table.items(), latency.verify_table.items()
-    prefill, reshard = latency.prefill_table.items(), latency.reshard_table.items()
-    return replace(
-        latency,
-        decode_table={(a, n, m): s + more * sums(a, n) for (a, n, m), s in decode},
-        verify_table={(a, n, m, b): s + more * verifying(a, n, b) for (a, n, m, b), s in verify},
-        prefill_table={(a, m): s + more * sums(a, tokens) for (a, m), s in prefill},
-        migrate_table={pair: s * factor for pair, s in latency.migrate_table.items()},
-        # A switch to a higher TP sends no weights.
-        reshard_table={(a, b): s * (factor if b.tp < a.tp else 1) for (a, b), s in reshard},
-    )
-
-
-def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
+def sums_of(profile: Profile) -> Callable[[Split, int], float]:
     """Returns a function from a layout and the tokens of a replica in a step to the seconds of all
-    all-reduces of that step. `layers` is the number of layers, 0 for all."""
+    all-reduces of that step: two of each layer, and one of the embedding."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
-    sums = 2 * (layers or model.num_layers) + 1
+    sums = 2 * model.num_layers + 1
     return lambda split, tokens: sums * curves[split](tokens * model.embed_dim * itemsize)
 
 
@@ -187,8 +141,8 @@ def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
     }
     if not known:
         raise UserError(
-            f"option --link_slowdown needs the seconds of a sum over {split.tp} devices, and the "
-            "profile has none; measure it again with python -m pat_jax.profile."
+            f"option --profile: expected the seconds of a sum over {split.tp} devices, and it has none; "
+            "measure it again with python -m pat_jax.profile."
         )
     sizes = np.array(sorted(known))
     seconds = np.array([known[size] for size in sizes])

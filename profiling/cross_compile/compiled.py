@@ -16,8 +16,6 @@ OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # fields for what a p
 
 # Fields that are the same at every depth.
 IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens", "role")
-# Their names in records from before 0.1.0.
-_OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ class CompiledProgram:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CompiledProgram":
-        content = {_OLD_KEYS.get(key, key): value for key, value in content.items()}
-        content |= {
-            "name": _OLD_NAMES.get(content["name"], content["name"]),
+        content = content | {
             "split": Split(*content["split"]),
             "target": content["target"] and Split(*content["target"]),
             "compiled_layers": tuple(content["compiled_layers"]),

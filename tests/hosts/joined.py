@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from pat_jax.common.hosts.link import accept, connect, listen
+from several import free_port
+
+from pat_jax.common.hosts.place import Place
+from pat_jax.common.hosts.roll_call import roll_call
 from pat_jax.common.hosts.together import ProcessGroup
 
 
@@ -38,13 +41,11 @@ def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Process
     found = [ProcessGroup(i, count, patience_s) for i in range(count)]
     for one in found:
         one.end = _ends.end
-    listener, address = listen("localhost")
+    address = f"localhost:{free_port()}"
     with ThreadPoolExecutor(count) as pool:
-        first = pool.submit(accept, listener, address.key, count - 1, 20)
-        others = [pool.submit(connect, address, i) for i in range(1, count)]
-        peers = [first.result(), *(other.result() for other in others)]
-    for one, known in zip(found, peers, strict=True):
-        one.meet(known)
+        called = [pool.submit(roll_call, Place(address, i, count), 20) for i in range(count)]
+    for one, peers in zip(found, called, strict=True):
+        one.meet(peers.result()[1])
     yield found
     for one in found:
         assert one._link is not None

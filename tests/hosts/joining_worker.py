@@ -9,6 +9,7 @@ import jax
 
 from pat_jax.common.hosts import join as joining
 from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.common.run_command import run_command
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     if points == ["JAX's join"]:
         jax.distributed.initialize = die
     if points == ["the meeting"]:
-        joining._meet = die
+        ProcessGroup.meet = die
     config = DistributedConfig(address, int(count), int(index), wait=60)
     joining.join(config)
 

@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
-from joined import wait_for
 from several import free_port
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts import link, sockets, wire
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.place import TOKEN, Place, job_token
-from pat_jax.common.hosts.roll_call import roll_call, watched
+from pat_jax.common.hosts.roll_call import roll_call
 
 STRAYS: Sequence[bytes | None] = [
     None,  # silent
@@ -50,8 +49,14 @@ def outcomes(calls: Sequence[Callable[[], object]]) -> list[str]:
 
 def attend(place: Place, wait_s: float, token: bytes = b"") -> None:
     """Comes to the roll call, and goes again once all are there."""
-    for line in roll_call(place, wait_s, token)[1].values():
-        line.close()
+    for peer in roll_call(place, wait_s, token)[1]:
+        peer._connection.close()
+
+
+def peers(address: str, count: int, token: bytes = b"") -> list[list[link.Peer]]:
+    with ThreadPoolExecutor(count) as pool:
+        call = [pool.submit(roll_call, Place(address, i, count), 20, token) for i in range(count)]
+    return [one.result()[1] for one in call]
 
 
 def called(address: str, indices: Sequence[int], count: int, wait_s: float) -> list[str]:
@@ -146,26 +151,27 @@ def test_strangers_disturb_no_roll_call(monkeypatch):
         assert called(f"localhost:{port}", [0, 1, 2], 3, 20) == [""] * 3
 
 
-def test_strangers_disturb_no_meeting(monkeypatch):
+@pytest.mark.parametrize("token", [b"", b"token"])
+def test_who_was_there_talks_over_the_same_connection(monkeypatch, token: bytes):
     monkeypatch.setattr(sockets, "GREETING_S", 0.5)
-    listener, address = link.listen("localhost")
-    replayed = (
-        json.dumps({"index": 1, "host": "a", "prove": "", "proof": "0" * 64}).encode() + b"\n"
-    )
-    with visits(address.port, [*STRAYS, replayed]), ThreadPoolExecutor(3) as pool:
-        first = pool.submit(link.accept, listener, address.key, 2, 20)
-        others = [pool.submit(link.connect, address, i) for i in (2, 1)]
-        assert [peer.index for peer in first.result()] == [1, 2]
-        assert [[peer.index for peer in other.result()] for other in others] == [[0], [0]]
-        message = link.Message("stop", content=7)
-        first.result()[0].send(wire.to_bytes(message))
-        assert others[1].result()[0].receive() == message
+    port = free_port()
+    with visits(port, STRAYS):
+        first, *others = peers(f"localhost:{port}", 3, token)
+    assert [peer.index for peer in first] == [1, 2]
+    assert [[peer.index for peer in other] for other in others] == [[0], [0]]
+    message = link.Message("stop", content=7)
+    for peer, other in zip(first, others, strict=True):
+        peer.send(wire.to_bytes(message))
+        assert other[0].receive() == message
+    first[0]._key = bytes(32)
+    first[0].send(wire.to_bytes(message))
+    with pytest.raises(OSError, match="no process of this run"):
+        others[0][0].receive()
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_port_is_open_where_it_is_needed_alone(host: str):
-    listener, _ = link.listen(host)
-    with listener:
+    with sockets.open_port(host) as listener:
         assert listener.getsockname()[0] in ("127.0.0.1", "::1")
 
 
@@ -185,15 +191,6 @@ def test_nothing_is_unpickled():
         stranger.send_bytes(hmac.digest(b"k" * 32, bomb, "sha256") + bomb)  # nor of a process
         with pytest.raises(OSError, match="cannot be read"):
             peer.receive()
-
-
-def test_a_key_that_is_another_is_refused(monkeypatch):
-    monkeypatch.setattr(sockets, "GREETING_S", 0.5)
-    listener, address = link.listen("localhost")
-    wrong = address._replace(key=bytes(32))
-    calls = [lambda: link.accept(listener, address.key, 1, 0.6), lambda: link.connect(wrong, 1)]
-    first, other = outcomes(calls)
-    assert first.startswith("0 of 1 other processes") and "did not reach process 0" in other
 
 
 OUTSIDERS = [
@@ -242,39 +239,6 @@ def test_the_token_is_never_sent(monkeypatch: pytest.MonkeyPatch):
     address = f"localhost:{free_port()}"
     outcomes([lambda i=i: attend(Place(address, i, 2), 20, b"secret-7") for i in (0, 1)])
     assert len(sent) >= 3 and "secret-7" not in json.dumps(sent)
-
-
-@pytest.mark.parametrize("gone", [0, 1, 2])
-def test_who_ends_before_all_have_met_ends_the_others(gone: int, capfd: pytest.CaptureFixture):
-    address = f"localhost:{free_port()}"
-    with ThreadPoolExecutor(3) as pool:
-        called = [pool.submit(roll_call, Place(address, i, 3), 20) for i in range(3)]
-    lines = [one.result()[1] for one in called]
-    ended: dict[int, int] = {}
-    with ExitStack() as stack:
-        for line in (line for of_one in lines for line in of_one.values()):
-            stack.enter_context(line)
-        for i in {0, 1, 2} - {gone}:
-            stack.enter_context(watched(lines[i], lambda code, i=i: ended.update({i: code})))
-        for line in lines[gone].values():
-            line.close()
-        wait_for(lambda: len(ended) == 2)
-    assert ended == dict.fromkeys({0, 1, 2} - {gone}, 1)
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 2 and all(f"process {gone} has ended before" in one for one in said)
-
-
-def test_who_has_met_may_end(capfd: pytest.CaptureFixture):
-    address = f"localhost:{free_port()}"
-    with ThreadPoolExecutor(2) as pool:
-        called = [pool.submit(roll_call, Place(address, i, 2), 20) for i in range(2)]
-    first, other = (one.result()[1] for one in called)
-    ended: list[int] = []
-    with first[1], watched(first, ended.append):
-        with other[0], watched(other, ended.append):
-            pass
-        time.sleep(0.5)
-    assert not ended and not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -54,35 +54,6 @@ class TestJson:
         ask = np.array([3, 4, 5]), np.array([50, 50, 50]), np.arange(50)
         np.testing.assert_array_equal(after.survival(*ask), after_back.survival(*ask))
 
-    def test_the_version_before_is_read(self):
-        """It counted by length less a level, which followed a trend over iterations; of prompts it had scores,
-        which mean nothing now."""
-        level, middle = 10, 335  # bins; one token at level 0 with a cap of four
-        two_tokens = middle + 89 - level
-        ended, cut = np.zeros((2, 2 * middle + 1))
-        ended[two_tokens], cut[two_tokens + 89] = 10.0, 3.0
-        trend = {"level": level / 128, "slope": 0.1, "level_variance": 0.2, "covariance": 0.0}
-        effects = {"prompt": [3, 7], "mean": [0.5, -0.5], "variance": [0.1, 0.1]}
-        sums = {"products": 1.0, "squares": 2.0, "products_past": 0.5, "squares_past": 0.7}
-        kept = {
-            "version": 2,
-            "keep": 0.6,
-            "cap": 4,
-            "prior_weight": 0.7,
-            "ended": ended.tolist(),
-            "cut": cut.tolist(),
-            "trend": trend | {"slope_variance": 0.3},
-            "effects": effects | sums,
-        }
-        model = LengthModel.from_json(json.loads(json.dumps(kept)))
-        lengths = np.repeat([2, 4], [10, 3])
-        expected = LengthModel.empty(4, prior_weight=0.7).updated(lengths, lengths == 4)
-        for name in ("ended", "cut"):
-            found = getattr(model.baseline, name)
-            np.testing.assert_array_equal(found, getattr(expected.baseline, name))
-        assert (model.keep, model.cap, model.baseline.prior_weight) == (0.6, 4, 0.7)
-        assert LengthModel.from_json(model.to_json()).to_json() == model.to_json()
-
     def test_an_older_version_is_refused(self):
         with pytest.raises(UserError, match="version 1, this is version 3"):
             LengthModel.from_json({"ended": [0.0], "cut": [0.0]})

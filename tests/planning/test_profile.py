@@ -62,32 +62,6 @@ def test_a_profile_reads_back_as_it_was(path: Path):
     assert not SUBJECT.differences(read.subject)
 
 
-@pytest.mark.parametrize(
-    ("backend", "reads"), [("gpu", "held"), ("tpu", "held"), ("cpu", "bucket")]
-)
-def test_a_profile_from_before_reads_were_written_down_reads_as_its_programs_did(
-    path: Path, backend: str, reads: str
-):
-    def older(content: dict) -> None:
-        del content["latency"]["reads"]
-        content["subject"]["backend"] = backend
-
-    assert read_profile(edited(path, older)).latency.reads == reads
-
-
-def test_drafts_of_a_profile_from_before_a_model_said_some_are_copied(path: Path):
-    older = edited(path, lambda content: content["latency"].pop("drafts_from"))
-    assert read_profile(older).latency == PROFILE.latency
-
-
-def test_rounds_in_two_stages_of_an_older_profile_are_left_out(path: Path):
-    def older(content: dict) -> None:
-        rounds = content["latency"]["migrate_table"]
-        rounds += [[[[4, 2], [4, 2], stage], 1e-4] for stage in ("packed", "sent")]
-
-    assert load_profile(edited(path, older), SUBJECT).latency == PROFILE.latency
-
-
 def test_a_profile_without_a_subject_asked_for_is_any(path: Path):
     assert read_profile(path).latency == PROFILE.latency
     damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))

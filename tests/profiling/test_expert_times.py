@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 from published import DATA, needs_data
@@ -22,14 +22,12 @@ from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.limits import of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.what_if import with_slower_links
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.composer import ONE, Composer
@@ -299,15 +297,6 @@ def test_shards_of_a_model_with_experts_are_refused():
     profiler = ShardProfiler(SMALL, target, RolloutConfig(), device, jnp.bfloat16, 8)
     with pytest.raises(UserError, match=r"^option --shards is 'h100:8': the model has experts"):
         profiler.engines  # noqa: B018
-
-
-def test_slower_links_around_experts_are_refused():
-    latency = made_up_latency(
-        dict.fromkeys(SPLITS, 0.5), dict.fromkeys(SPLITS, 0.01), reshard=0.2, migrate_per_token=1e-3
-    )
-    subject = Subject("gpu", "made up", 8, json.loads(json.dumps(asdict(MIXED))), "bfloat16", "0")
-    with pytest.raises(UserError, match=r"^option --link_slowdown is 4: .* experts"):
-        with_slower_links(Profile(subject, latency), 4)
 
 
 def test_a_plan_says_up_to_where_another_layout_is_faster():

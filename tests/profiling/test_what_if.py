@@ -9,13 +9,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.what_if import (
-    WhatIf,
-    machine_of,
-    sums_of,
-    unmeasured,
-    with_slower_links,
-)
+from pat_jax.profiling.capacity.what_if import WhatIf, machine_of, sums_of, unmeasured
 
 MODEL = preset("llama-3.1-8b")
 DP8, _, _, TP8 = SPLITS
@@ -36,31 +30,13 @@ PROFILE = Profile(
 AS_IT_IS = WhatIf(responses=16, cap=96, longest_prompt=32)
 
 
-def test_slower_links_cost_what_their_sums_cost():
+def test_sums_of_a_step():
     """A row of Llama-3.1-8B is 8 KiB; a step sums 65 times."""
-    slower = with_slower_links(PROFILE, 3)
-    for key, seconds in LATENCY.decode_table.items():
-        split, rows, _ = key
-        expected = 0 if split.tp == 1 else 2 * 65 * rows * 2 * SUM_S
-        assert slower.decode_table[key] - seconds == pytest.approx(expected)
-        assert sums_of(PROFILE)(split, rows) == pytest.approx(expected / 2)
-    assert slower.migrate_table == {key: 3 * s for key, s in LATENCY.migrate_table.items()}
-    for (source, target), seconds in slower.reshard_table.items():
-        assert seconds == pytest.approx(0.2 * (3 if target.tp < source.tp else 1))
-    at = TP8, 16, 128, 3  # 64 tokens
-    verifying = replace(LATENCY, verify_table={at: 0.5})
-    slower = with_slower_links(replace(PROFILE, latency=verifying), 3)
-    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * 65 * 64 * 2 * SUM_S)
-    # Three passes of 16 tokens through eight layers besides.
-    slower = with_slower_links(replace(PROFILE, latency=verifying), 3, exit_layer=8)
-    output = 3 * 17 * 16
-    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * (65 * 64 + output) * 2 * SUM_S)
-    assert with_slower_links(PROFILE, 1).decode_table == pytest.approx(LATENCY.decode_table)
-
-
-def test_without_measured_sums_links_cannot_be_slower():
+    for split, rows, _ in LATENCY.decode_table:
+        expected = 0 if split.tp == 1 else 65 * rows * 2 * SUM_S
+        assert sums_of(PROFILE)(split, rows) == pytest.approx(expected)
     with pytest.raises(UserError, match=r"sum over 2 devices.*measure it again"):
-        with_slower_links(replace(PROFILE, collectives={}), 2)
+        sums_of(replace(PROFILE, collectives={}))
 
 
 def test_the_machine_has_the_buckets_that_are_needed():
@@ -89,6 +65,6 @@ def test_memory_leaves_out_what_has_no_room():
 
 def test_a_question_says_what_is_other():
     assert str(AS_IT_IS) == "16 responses, cap 96"
-    changed = replace(AS_IT_IS, responses=2048, link_slowdown=4, host_us=20)
-    assert str(changed) == "2,048 responses, cap 96, links 4x slower, host +20 us a sequence"
+    changed = replace(AS_IT_IS, responses=2048, host_us=20)
+    assert str(changed) == "2,048 responses, cap 96, host +20 us a sequence"
     assert Split(8, 1) == DP8

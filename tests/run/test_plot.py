@@ -1,5 +1,6 @@
 """The picture of a rollout: it is drawn, it shows what the trace says, the trace comes back."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     trace = replace(TRACE, running=(3, 2, 1), done_after=(32, 128, 164))
     plot_rollout(trace, tmp_path / "rollout.png")
     assert drawn["step"] == [([0.5, 1.0, 2.5, 3.25], [3, 2, 1, 0])]
-    assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
+    assert RolloutTrace.from_fields(json.loads((tmp_path / "rollout.json").read_text())) == trace
 
 
 def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
@@ -284,4 +285,4 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
     assert report.by_source == [[40, 13, 1], [4, 2, 0], [20, 15, 2]]
     assert drafts.predicted_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
     assert drafts.saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
-    assert RolloutTrace.from_json(report.trace.to_json()) == report.trace
+    assert RolloutTrace.from_fields(json.loads(report.trace.to_json())) == report.trace

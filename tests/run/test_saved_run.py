@@ -1,6 +1,5 @@
 """A run read back from the files of its folder."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.record.plot import plot_rollout
-from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.logging.curves import draw_curves
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import RunPage
@@ -44,53 +43,6 @@ def test_it_has_what_the_run_wrote(run: SavedRun):
         _ = run.rollout
     plot_rollout(TRACE, run.folder / "rollout.png")
     assert run.rollout == TRACE
-
-
-def test_a_rollout_of_an_older_version_is_read(run: SavedRun):
-    """Its switches and balances were two lists, of other names; its moves could have two stages."""
-    predicted = {"predicted_saving_s": 1.0, "predicted_cost_s": 0.2}
-    balanced = predicted | {
-        "step": 8,
-        "layout": "dp2tp1",
-        "sequences": 3,
-        "pages": 5,
-        "fullest": [4, 2],
-        "seconds": 0.1,
-    }
-    balanced |= {"pages_sent": 4, "steps_between": 8, "bytes_moved": 40, "least_bytes": 30}
-    switch = predicted | {
-        "step": 8,
-        "live": 2,
-        "source": "dp2tp1",
-        "target": "dp1tp2",
-        "bytes_moved": None,
-        "seconds": 0.3,
-    }
-    switch |= {"kv": "migrate", "reason": "saves", "at_s": 0.5, "predicted_remaining_s": 3.0}
-    older = {
-        "times_s": [0.0, 1.0],
-        "steps": [0, 8],
-        "live": [4, 2],
-        "layout": ["dp2tp1", "dp1tp2"],
-        "total_s": 2.0,
-    }
-    older |= {
-        "total_steps": 16,
-        "switches": [switch],
-        "balanced": [balanced],
-        "drafted": [0, 7],
-        "draft_saving_s": 0.25,
-    }
-    (run.folder / "rollout.json").write_text(json.dumps(older))
-    to_other_layout = Move(
-        8, 2, "dp2tp1", "dp1tp2", 0.3, 1.0, 0.2, "migrate", "saves", 2, (0, 0), None, 0, 0.5, 3.0
-    )
-    evened = Move(
-        8, 2, "dp2tp1", "dp2tp1", 0.1, 1.0, 0.2, "migrate", "", 3, (4, 2), MovedBytes(40, 30)
-    )
-    drafts = DraftTrace(drafted=(0, 7), saving_s=0.25)
-    assert run.rollout == replace(TRACE, moves=(to_other_layout, evened), drafts=drafts)
-    assert (run.rollout.switches, run.rollout.balanced) == ((to_other_layout,), (evened,))
 
 
 def test_curves_are_of_what_was_measured(run: SavedRun):

@@ -9,24 +9,15 @@ messages mean.
 
 import hmac
 import queue
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from pat_jax.common.errors import UserError
 from pat_jax.common.hosts import wire
-from pat_jax.common.hosts.sockets import (
-    GREETING_S,
-    answer,
-    ask,
-    open_port,
-    visitors,
-)
 from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
@@ -51,6 +42,12 @@ class Peer:
         self.at = At()  # where its main thread was at the last heartbeat
         self._connection, self._sends = connection, threading.Lock()
         self._heard = time.monotonic()
+
+    @classmethod
+    def over(cls, line: socket.socket, key: bytes, index: int, host: str) -> Self:
+        """Returns the peer at the other end of `line`, which it takes over."""
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(Connection(line.detach()), key, index, host)
 
     def __str__(self) -> str:
         return f"process {self.index} on {self.host}"
@@ -154,64 +151,6 @@ class Link:
     def _give_up(self, peer: Peer, why: str) -> None:
         if not (self._is_over or peer.has_left):
             self._lost(peer, why)
-
-
-class Address(NamedTuple):
-    """Where the first process listens, for the others to find."""
-
-    host: str
-    port: int
-    key: bytes
-
-
-def listen(host: str) -> tuple[socket.socket, Address]:
-    """Opens the first process's port. `host` is the name by which others reach this machine."""
-    listener = open_port(host)
-    return listener, Address(host, int(listener.getsockname()[1]), secrets.token_bytes(32))
-
-
-def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
-    """Waits for `count` other processes, which may come in any order; other visitors are dropped.
-    Returns them by index. Raises UserError if one does not come within `wait_s`."""
-
-    def greet(visitor: socket.socket, until: float) -> Peer:
-        fields = ask(visitor, key, until, host=socket.gethostname())
-        index, host = fields.get("index"), fields.get("host")
-        if type(index) is not int or not isinstance(host, str):
-            raise ValueError("no process of this run")
-        visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Peer(Connection(visitor.detach()), key, index, host)
-
-    peers: dict[int, Peer] = {}
-    port = listener.getsockname()[1]
-    came = visitors(listener, greet, time.monotonic() + wait_s)
-    with closing(listener), closing(came):
-        for peer in came:
-            peers[peer.index] = peer
-            if len(peers) == count:
-                return [peers[index] for index in sorted(peers)]
-    raise UserError(
-        f"{len(peers)} of {count} other processes of this run came to port {port} of process 0 "
-        f"within {wait_s:g} s: expected all; see that nothing between the hosts closes that port."
-    )
-
-
-def connect(address: Address, index: int) -> list[Peer]:
-    """Connects another process to the first, and returns that as its one peer. Raises UserError if
-    the first cannot be reached, or if what answers is another program."""
-    try:
-        reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
-        with closing(reached) as first:
-            until = time.monotonic() + GREETING_S
-            fields = answer(first, address.key, until, index=index, host=socket.gethostname())
-            first.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(first.detach())
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"process {index} did not reach process 0 at {address.host}:{address.port} ({error}): expected a port "
-            "that every process can reach; see that nothing between the hosts closes it."
-        ) from None
-    return [Peer(connection, address.key, 0, str(fields.get("host")))]
 
 
 _CODE_BYTES = 32

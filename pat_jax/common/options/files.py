@@ -10,7 +10,7 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option
-from pat_jax.common.options.names import renamed, unknown
+from pat_jax.common.options.names import unknown
 from pat_jax.common.rules import OptionError
 
 
@@ -85,7 +85,7 @@ def _walk(
         raise UserError(f"{prefix.rstrip('.') or 'the text'}{line} is no list of `name: value`.")
     for key, value in node.value:
         where = f" in {title}, line {key.start_mark.line + 1}"
-        name = renamed(f"{prefix}{key.value}", options)
+        name = f"{prefix}{key.value}"
         is_section = any(option.startswith(f"{name}.") for option in options)
         is_short = name in options and not isinstance(value, yaml.MappingNode)
         if is_section and (_is_null(value) or not is_short):

@@ -1,10 +1,8 @@
 """Suggests an option for an unknown name: a typing mistake, or a name from another project."""
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 
 import yaml
@@ -16,29 +14,9 @@ _SAME: Sequence[Sequence[str]] = [line.split() for line in _TABLE["same"]]
 _INSTEAD: Mapping[str, str] = _TABLE["instead"]
 _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
-
-log = logging.getLogger(__name__)
-
 # Of several sections with an option of that name, the first of these is meant.
 _BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
-
-# Names before 0.1.0, accepted for one version.
-RENAMED = {"speculation.budgets": "speculation.num_draft_tokens"}
-
-
-def renamed(name: str, options: Collection[str]) -> str:
-    """Returns the option's present name. If `name` is an old one, logs a hint."""
-    new = RENAMED.get(name, name)
-    if name in options or new == name or new not in options:
-        return name
-    hint_once(name, new)
-    return new
-
-
-@cache
-def hint_once(old: str, new: str) -> None:
-    log.warning("option --%s is now --%s.", old, new)
 
 
 def unknown(name: str, options: Collection[str], where: str = "") -> UserError:

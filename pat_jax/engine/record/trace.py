@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.prefill_calls import MovedBytes
 from pat_jax.planning.types import MIGRATE_ALL, Carry
 
@@ -106,17 +105,10 @@ class RolloutTrace:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises ValueError, TypeError, KeyError or AttributeError if the text has another form."""
-        fields: Any = parse_json(text)
-        return cls.from_fields(fields)
-
-    @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Makes a trace from `dataclasses.asdict` of one, by this version or an older one."""
-        fields = dict(fields) if "moves" in fields else _of_today(fields)
+        """Makes a trace from `dataclasses.asdict` of one. Raises ValueError, TypeError, KeyError or
+        AttributeError if they have another form."""
+        fields = dict(fields)
         moves = tuple(map(_move, fields.pop("moves")))
         drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))
         return cls(**_with_tuples(fields), moves=moves, drafts=drafts)
@@ -128,44 +120,9 @@ def _move(fields: dict[str, Any]) -> Move:
     return Move(**rest, sent=None if sent is None else MovedBytes(**sent))
 
 
-_NEW_KEYS = {"live": "running"}  # of traces from before 0.1.0
-
-
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {_NEW_KEYS.get(name, name): _as_tuple(x) for name, x in fields.items()}
+    return {name: _as_tuple(x) for name, x in fields.items()}
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
-
-
-def _of_today(fields: dict[str, Any]) -> dict[str, Any]:
-    """Converts an older trace, whose switches, balances and drafts had another form."""
-    fields = dict(fields)
-    moves = [*map(_switch, fields.pop("switches"))]
-    running = dict(zip(fields["steps"], fields["live"], strict=True))
-    moves += [_balance(one, running) for one in fields.pop("balanced", ())]
-    fields["moves"] = sorted(moves, key=lambda move: move["step"])
-    drafts = {"draft_saving_s": "saving_s", "predicted_draft_saving_s": "predicted_saving_s"}
-    drafts |= {name: name for name in ("tokens_per_step", "drafted", "accepted", "by_source")}
-    fields["drafts"] = {new: fields.pop(old) for old, new in drafts.items() if old in fields}
-    return fields
-
-
-def _switch(older: dict[str, Any]) -> dict[str, Any]:
-    return _sent(older) | {"sequences": older["live"], "fullest": (0, 0)}  # not known
-
-
-def _balance(older: dict[str, Any], running: dict[int, int]) -> dict[str, Any]:
-    """`running`: unfinished sequences, by the decode steps done."""
-    retired = ("layout", "pages", "pages_sent", "steps_between")
-    move = {name: x for name, x in _sent(older).items() if name not in retired}
-    layout = {"source": older["layout"], "target": older["layout"]}
-    return move | layout | {"live": running.get(older["step"], 0), "kv": "migrate", "reason": ""}
-
-
-def _sent(older: dict[str, Any]) -> dict[str, Any]:
-    names = {"bytes_moved": "total", "least_bytes": "least", "extra_bytes": "extra"}
-    move = {name: x for name, x in older.items() if name not in names}
-    sent = {new: older.get(old, 0) for old, new in names.items()}
-    return move | {"sent": None if sent["total"] is None else sent}

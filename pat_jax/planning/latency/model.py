@@ -19,7 +19,6 @@ from pat_jax.planning.types import TEXTS, BurstResult, Reads, Split
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one
 TABLES = ("decode_table", "reshard_table", "migrate_table", "prefill_table", "verify_table")
-OLD_KEYS = {"reslice_table": "reshard_table"}  # of profiles from before 0.1.0
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # the work of one entry of a table
 READS = "reads"  # what the measured steps read of the KV cache
 DRAFTS_FROM = "drafts_from"  # the source of the drafts that the measured steps verify
@@ -305,7 +304,6 @@ class LatencyModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
-        data = {OLD_KEYS.get(key, key): value for key, value in data.items()}
         tables: dict[str, Any] = {
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }

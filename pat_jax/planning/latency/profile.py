@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +15,9 @@ from pat_jax.common.errors import UserError, shortened, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
 from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TABLES, LatencyModel
-from pat_jax.planning.types import TEXTS, Reads, Split
+from pat_jax.planning.types import Reads, Split
 
 VERSION = 3
-RETIRED = ("packed", "sent")  # rounds that older versions measured as well
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
@@ -141,14 +140,7 @@ def _parsed(path: Path) -> Profile:
     content = _read(path)
     try:
         subject = Subject(**content["subject"])
-        # Old profiles lack `reads`: kernels read whole buckets on a CPU, and pages elsewhere.
-        read = "bucket" if subject.backend == "cpu" else "held"
-        # Profiles from before drafts lack verifying steps; those from before draft models have
-        # copied drafts. The other tables are required.
-        before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
-        latency = LatencyModel.from_json(before | content["latency"])
-        rounds = {key: s for key, s in latency.migrate_table.items() if key[-1] not in RETIRED}
-        latency = replace(latency, migrate_table=rounds)
+        latency = LatencyModel.from_json(content["latency"])
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,

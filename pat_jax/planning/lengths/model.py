@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.planning.lengths.baseline import BINS_PER_EFOLD, FIRST_TOKEN, Baseline
+from pat_jax.planning.lengths.baseline import Baseline
 
-VERSION = 3  # of the JSON; 2 is read as well
+VERSION = 3  # of the JSON
 SMALLEST = 1e-300  # survival below this is not told apart
 MEAN_POINTS = 257  # lengths at which a curve is sampled for its mean
 MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptMeans.updated`)
@@ -146,24 +146,20 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """Reads what `to_json` of this or the previous version wrote; skips unused entries.
+        """Reads what `to_json` wrote.
 
         Raises:
           UserError: another version wrote it.
           ValueError, TypeError, LookupError, AttributeError, ArithmeticError: it is not as written.
         """
-        if data.get("version") not in (2, VERSION):
+        if data.get("version") != VERSION:
             raise UserError(
                 f"the length model was saved as version {data.get('version', 1)}, this is version "
                 f"{VERSION}: start the run afresh, or resume it with the pat_jax that wrote it."
             )
         baseline = Baseline.empty(data["cap"], data["prior_weight"])
-        ended, cut = (_counts(data, name, len(baseline.ended)) for name in ("ended", "cut"))
-        prompts = PromptMeans()
-        if "prompts" in data:
-            prompts = PromptMeans(
-                np.array(data["prompts"], np.int64), np.array(data["means"], float)
-            )
+        ended, cut, means = (np.array(data[name], float) for name in ("ended", "cut", "means"))
+        prompts = PromptMeans(np.array(data["prompts"], np.int64), means)
         pairs = (ended, baseline.ended), (cut, baseline.ended), (prompts.mean, prompts.prompt)
         single = [data[name] for name in ("cap", "prior_weight", "keep")]
         numbers = np.concatenate([ended, cut, prompts.mean, np.array(single, float)])
@@ -204,16 +200,6 @@ class StreamedLengths:
     def model(self) -> LengthModel:
         has_begun = self.tokens > 0
         return self.before.updated(self.tokens[has_begun], ~self.has_ended[has_begun])
-
-
-def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:
-    """Responses by bin, float64[bins]. Version 2 has a length of e^level in the middle bin."""
-    counts = np.array(data[name], float)
-    if data["version"] == VERSION:
-        return counts
-    level = round(BINS_PER_EFOLD * data["trend"]["level"])
-    bins = np.arange(len(counts)) - len(counts) // 2 + FIRST_TOKEN + level
-    return np.bincount(np.clip(bins, 0, size - 1), counts, size)
 
 
 def mean_moments(most: int) -> np.ndarray:
