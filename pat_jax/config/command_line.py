@@ -21,7 +21,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
-DEMO = "demo"  # the preset of a run that names no data; the names of its models begin with that
+DEMO = "demo"  # the preset of a run that names no data
+DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that begin with its warm start
 
 Config = TypeVar("Config")
 
@@ -147,7 +148,7 @@ def _settings(
     named = [text for name, (text, *_) in words if name == "preset"]
     model = settings["model"].texts[0] if "model" in settings else DEMO
     has_data = any(name.partition(".")[0] == "data" for name in settings)
-    if not named and (has_data or not model.startswith(DEMO)):
+    if not named and (has_data or model not in DEMO_MODELS):
         return settings
     preset = read_preset(presets, named[-1] if named else DEMO, options)
     return expanded(preset, options) | settings

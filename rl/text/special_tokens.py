@@ -3,7 +3,7 @@
 Also the end-of-sequence tokens that a checkpoint's files name. Knows tokenizers of transformers.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ _SECTIONS = ("text_config", "decoder", "generator")  # configs of the text model
 class SpecialTokens:
     beginning: tuple[int, ...]  # tokens before every text
     texts: Mapping[int, str]  # texts of the tokens that decoding without special tokens drops
-    added: Collection[int] = ()  # tokens that are whole, whatever stands beside their text
 
     @classmethod
     def of(cls, tokenizer: Any) -> "SpecialTokens":
-        return cls(_beginning(tokenizer), _texts(tokenizer), set(tokenizer.added_tokens_decoder))
+        return cls(_beginning(tokenizer), _texts(tokenizer))
 
     def begun_once(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens without a second beginning-of-sequence token, if they begin with

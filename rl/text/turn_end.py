@@ -16,9 +16,11 @@ def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
     """Adds the token with which the chat template ends an answer to `eos_ids`, if it is none of
     them. `note` says so, or that the template ends answers with a text of usual tokens."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
-    tokens, own = tokenizer.encode(behind), " or ".join(tokenizer.eos_texts)
-    marks = [token for token in tokens if token in {*tokenizer.special.added, *tokenizer.eos_ids}]
-    if not marks and (text := behind.strip()):
+    special, own = tokenizer.special, " or ".join(tokenizer.eos_texts)
+    tokens = [x for x in tokenizer.encode(behind) if x not in special.beginning]
+    ends = {x for x, text in special.texts.items() if text.strip()} | {*tokenizer.eos_ids}
+    marks = [token for token in tokens if token in ends]
+    if tokens and not marks and (text := behind.strip()):
         tokenizer.note = (
             f"the chat template ends an answer with the text {text[:40]!r}, of usual tokens: "
             f"responses go on behind it, up to {own} or their longest"

@@ -14,6 +14,7 @@ from pat_jax.config import command_line as cli
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.sft import SftConfig
+from pat_jax.models.presets import PRESETS as SHAPES
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.yaml"))
 GIVEN = ["--model", "some/model", "--data", "some/data.jsonl"]
@@ -294,4 +295,6 @@ def test_a_model_of_the_demonstration_begins_as_the_demonstration_does():
     assert moe == dataclasses.replace(demo, model="demo-moe", steps=20) and moe.warm_start.steps > 0
     assert cli.parse(["--model", "demo-moe", "--warm_start.steps", "0"]).warm_start.steps == 0
     assert cli.parse(["--model", "demo-moe", "--data", "a.jsonl"]).warm_start.steps == 0
-    assert cli.parse(["--model", "tiny-moe"]).warm_start.steps == 0
+    for other in ("tiny-moe", "demo-out/export", "demo_run", "demonstration"):
+        assert cli.parse(["--model", other]).warm_start.steps == 0
+    assert set(cli.DEMO_MODELS) == {name for name in SHAPES if name.startswith("demo")}

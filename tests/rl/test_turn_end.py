@@ -43,12 +43,28 @@ def test_another_token_behind_the_answer_ends_a_response_as_well(tmp_path: Path,
         CHAT.replace("END", "<eos><im>"),
         CHAT.replace("END", ""),  # nothing behind the answer
         CHAT.replace("END", "\n"),
+        CHAT.replace("END", "<bos>"),  # begins what follows
         "{{ raise_exception('no chat') }}",
         "{{ messages[0].content }}<im>",  # it shows no answer
     ],
 )
 def test_otherwise_nothing_is_added_and_nothing_said(tmp_path: Path, template: str | None):
     found = tokenizer(tmp_path, template)
+    assert found.eos_ids == (EOS,) and found.note == ""
+
+
+def test_an_added_token_that_is_not_special_ends_nothing(tmp_path: Path):
+    write_tokenizer(tmp_path, eos_token="<eos>", chat_template=CHAT.replace("END", "</p>\n\n<eos>"))
+    loaded = json.loads((tmp_path / "tokenizer.json").read_text())
+    like = loaded["added_tokens"][0]
+    for text in ("</p>", "\n\n"):
+        number = len(loaded["model"]["vocab"])
+        loaded["model"]["vocab"][text] = number
+        loaded["added_tokens"].append(like | {"id": number, "content": text, "special": False})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(loaded))
+    found = HuggingFaceTokenizer(tmp_path)
+    stop_at_turn_end(found)
+    assert len(found.encode("</p>\n\n")) == 2
     assert found.eos_ids == (EOS,) and found.note == ""
 
 

@@ -88,13 +88,13 @@ def check_run_dir(config: AnyRun) -> Path:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
-    _check_kinds(folder, option)
     if config.resume and not _is_run(folder):
         raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
     if not config.resume and is_used(folder):
         raise UserError(
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
+    _check_kinds(folder, option)
     return folder
 
 
@@ -124,10 +124,10 @@ def _check_kinds(folder: Path, option: str) -> None:
     """Raises UserError if something in the folder is of another kind than a run writes: opening a
     FIFO waits for ever, and a device never ends."""
     for inner, _, names in os.walk(folder):
-        for path in (Path(inner, name) for name in names):
-            if path.exists() and not (path.is_file() or path.is_dir()):
+        for path in (os.path.join(inner, name) for name in names):
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
                 raise UserError(
-                    f"{option}: expected files and folders there, but {path.relative_to(folder)} is neither (a "
+                    f"{option}: expected files and folders there, but {os.path.relpath(path, folder)} is neither (a "
                     "FIFO, a socket or a device); move it."
                 )
     files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
