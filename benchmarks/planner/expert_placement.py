@@ -134,7 +134,10 @@ def replayed(args: argparse.Namespace, lengths: str, responses: int) -> dict[str
 
     others = {str(split): static_s(composer, split, memory) for split in fitting}
     devices, kernels = order.target.num_devices, composer.kernels
-    shape = {"page_size": rollout.page_size, "prefill_blocks": rollout.prefill_blocks}
+    shape: dict[str, Any] = {
+        "page_size": rollout.page_size,
+        "prefill_blocks": rollout.prefill_blocks,
+    }
     rival = {}
     if args.model == RIVALS and isinstance(kernels, KernelTables):
         tp = InReplicas(kernels, order.model, **shape, expert_ways=1, expert_width=devices)

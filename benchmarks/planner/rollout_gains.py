@@ -99,7 +99,8 @@ def main() -> None:
         sys.exit(str(error))
     cells = [
         Cell(GPU, model, size, lengths, args.data, SWITCH_S, sums=sums)
-        for sums, model, size, lengths in product(SUMS, MODELS, args.sizes, names)
+        for sums in SUMS
+        for model, size, lengths in product(MODELS, args.sizes, names)
     ]
     results = list(in_processes(run_cell, cells, args.replays, processes=args.processes))
     write(args.out, report(args, names, results))

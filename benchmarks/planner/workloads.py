@@ -91,11 +91,9 @@ def _set(name: str, columns: dict[str, list[str]], others: list[str]) -> LengthD
     prompts = rng.choice(np.array(others, int), len(responses)) if asked is None else asked
     weights = columns.get("weight_requests", np.ones(len(responses)))
     generated = responses >= 1
-    kept = (
-        np.array(x, t)[generated] for x, t in ((prompts, int), (responses, int), (weights, float))
-    )
     cap = min(LONGEST, 2 ** round(math.log2(responses.max())))
-    return LengthData(name, *kept, cap)
+    asked, weights = np.array(prompts, int), np.array(weights, float)
+    return LengthData(name, asked[generated], responses[generated], weights[generated], cap)
 
 
 def _columns(path: Path) -> dict[str, list[str]]:

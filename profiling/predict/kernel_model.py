@@ -69,7 +69,7 @@ class ModelledKernels:
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
-        return _shares(self.chip.name) | self.own
+        return {**_shares(self.chip.name), **self.own}
 
     @cached_property
     def links(self) -> HostLinks | TorusLinks:
