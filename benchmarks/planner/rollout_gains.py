@@ -100,7 +100,8 @@ def main() -> None:
     cells = [
         Cell(GPU, model, size, lengths, args.data, SWITCH_S, sums=sums)
         for sums in SUMS
-        for model, size, lengths in product(MODELS, args.sizes, names)
+        for model, lengths in product(MODELS, names)
+        for size in args.sizes
     ]
     results = list(in_processes(run_cell, cells, args.replays, processes=args.processes))
     write(args.out, report(args, names, results))
