@@ -20,20 +20,31 @@ from collections.abc import Iterator
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*(?P<content>\{|[^\s{}$\\,.;]*)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a sign of a set
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;.]|\\[()\[\]]|\\text\{|\}|\band\b|\bor\b)*")
-_WORD = (
-    r"(?<![^\W_])(?:answer|antwort|antwoord|respuesta|resposta|risposta|réponse|răspuns|svar|cevap"
-    r"|odpowiedź|odpověď|ответ|відповідь|απάντηση|jawaban|đáp (?:án|số)|الجواب|الإجابة|תשובה|پاسخ"
-    r"|उत्तर|คำตอบ)s?(?![^\W_])|(?:最[终終后後])?答案|答え|解答|答(?=\s*[:：])|정답|답(?=은|\s*[:：])"
-)
-_NOT = r"\b(?:no|not|não|non|nie|не)\b|不"
-_IS = r"\b(?:is|ist|lautet|es|est|è|é|este|är|to|là|adalah)\b|(?<=答案)[是为為]|[は은]|[:：=]"
 _ANSWER = re.compile(
-    rf"^(?:[^\w\n]|_)*(?:[^\W\d_]+ ){{0,3}}(?:{_WORD})[ *_#]*$[\s*`]*"  # a heading
-    rf"|(?:{_WORD})(?:(?!{_NOT})[^\n.:：=]){{0,60}}?(?:{_IS})[\s*:：}}`]*",
+    r"(?<![^\W_])answer(?![^\W_])[^\n.:：=]{0,60}?(?:\bis\b|[:：=])[\s*:：}]*", re.IGNORECASE
+)
+_WORDS = (
+    r"(?<![^\W_])(?:antwort|antwoord|respuesta|resposta|risposta|réponse|răspuns|svar|cevap"
+    r"|odpowiedź|odpověď|ответ|відповідь|απάντηση|jawaban|đáp (?:án|số)|الجواب|الإجابة|תשובה|پاسخ"
+    r"|उत्तर|คำตอบ)(?: finale?)?|(?:最[終终後后])?答案|答え|解答|答|정답|답"
+)
+_SENTENCES = (
+    r"antwort (?:ist|lautet)|antwoord is|respuesta(?: final)? es|resposta(?: final)? é"
+    r"|risposta(?: finale)? è|réponse(?: finale)? est|răspunsul este|svaret (?:är|er)"
+    r"|đáp (?:án|số) là|jawaban(?:nya)? adalah|odpowiedź to|odpověď je"
+)
+_IN_OTHER_WORDS = re.compile(  # followed by a value: a word may deny it
+    rf"(?:(?:{_WORDS})[ *_]*[:：]|(?<![^\W_])(?:{_SENTENCES})(?![^\W_])|答案[是为為]|(?:答え|解答)は|답은)"
+    r"[\s*:：}]*(?=\d|[^\w\s]|[a-zA-Z](?![^\W_]))",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(  # the line, and what may stand before the answer
+    rf"^[ \t]*(?:#+ *)?[*_]*(?:(?:the|your|final|correct) )*(?:answer|{_WORDS})[ \t*_#:：]*$"
+    r"(?:\s|\*\*|```\w*|\\\[|\$\$|[->] )*",
     re.IGNORECASE | re.MULTILINE,
 )
-_HEADING = re.compile(r"\s*[^\W\d_]{3,}")
-_END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])|。|です|입니다")
+_TITLE = re.compile(r"\s*[^\W\d_]{3,}")
+_END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])|。|です(?!か)|입니다|[，,]\s*因")
 _MATH = [
     (re.compile(r"(?<!\\)\$\$"), "$$"),
     (re.compile(r"(?<!\\)\$"), "$"),
@@ -71,7 +82,9 @@ def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) 
         if found := find(text):
             return last_box(found) or _after_answer(found) or found.strip()
     found = _last_line_of_math(text)
-    return found if found and found not in prompt else None
+    if found:
+        return found if found not in prompt else None
+    return _after(_HEADING, text)
 
 
 def last_box(text: str) -> str | None:
@@ -116,15 +129,19 @@ def _tagged(text: str) -> str | None:
 
 def _after_hashes(text: str) -> str | None:
     _, is_there, after = text.rpartition("####")
-    is_heading = _HEADING.match(after) and _ANSWER.search(after)
-    return after.partition("\n")[0] if is_there and not is_heading else None
+    is_title = _TITLE.match(after) and (_after_answer(after) or _after(_HEADING, after))
+    return after.partition("\n")[0] if is_there and not is_title else None
 
 
 def _after_answer(text: str) -> str | None:
-    found = list(_ANSWER.finditer(text))
+    return _after(_ANSWER, text) or _after(_IN_OTHER_WORDS, text)
+
+
+def _after(form: re.Pattern[str], text: str) -> str | None:
+    found = list(form.finditer(text))
     if not found:
         return None
-    return _END_OF_SENTENCE.split(text[found[-1].end() :].partition("\n")[0])[0]
+    return _END_OF_SENTENCE.split(text[found[-1].end() :].partition("\n")[0])[0] or None
 
 
 def _last_line_of_math(text: str) -> str | None:

@@ -19,7 +19,7 @@ _SIGNS = str.maketrans(
         **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
         **{"％": "%", "，": ",", "（": "(", "）": ")", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"},
         **{"√": r"\sqrt", "∛": r"\sqrt[3]", "…": "...", "∖": r"\setminus "},
-        **{"：": ":", "。": ".", "∠": r"\angle "},
+        **{"∠": r"\angle "},
         **dict(zip("０１２３４５６７８９", "0123456789", strict=True)),
     }
 )
@@ -75,9 +75,23 @@ _LISTED_DOTS = re.compile(
     r"(?:(?<=[,+*-])|(?<=[,+*-] ))(?:\.{3,}|\\(?:[lcvh]dots|dots[bcimo]?)(?![a-z])) ?"
 )
 _DOTS = r"(?:\.\.\.|\\[lc]?dots)"
-_LEAD = re.compile(r"^[#*\s]*(?:(?:so|thus|therefore|hence|exactly|answer)\b[ ,:]*)+(?=\S)", re.I)
-_COPULA = re.compile(r" (?:is(?! an? )(?: equal to)?|are|equals(?: to)?|equal to)(?: ?:| ) ?")
-_LABEL = re.compile(r"^(?=[^\d=:\\]*?(?:[^\W\d_]{3}|[^\W\d_\x00-\u024f]))([^\d=:\\]+): ?(?=\S)")
+_KIND = (
+    r"(?:(?:final|correct|total|only|smallest|largest|least|greatest|minimum|maximum|expected"
+    r"|desired|such|possible|positive|distinct|different) )*"
+)
+_QUANTITY = (
+    r"(?:answer|result|solution|total|sum|product|difference|ratio|area|volume|perimeter|length"
+    r"|width|height|radius|diameter|distance|speed|time|age|angle|slope|cost|price|profit|average"
+    r"|mean|median|probability|remainder|number|amount|percentage|option|choice)s?"
+)
+_STATED = re.compile(  # words that lead to a value, and none that deny or change it
+    r"[#*\s]*(?:(?:so|thus|therefore|hence|exactly|there (?:is|are)|it is)\b[ ,:]*)*"
+    rf"(?:(?:(?:the )?{_KIND}(?:value(?: of \\?[a-z]+)?"
+    rf"|{_QUANTITY}(?: of (?:the {_KIND}[a-z]+|{_KIND}[a-z]+s|(?:[a-z]+ )?(?-i:[A-Z]{{1,4}})))?)"
+    r"(?: (?:is|are|equals)(?![a-z])(?: equal to)?(?: ?:)?| ?[:：])|(?:答案|答え?|정답|ответ) ?(?:[是为為は은]|[:：])"
+    r"|[a-z] is(?= [^a-z])) *)?(?=\S)",
+    re.IGNORECASE,
+)
 _REPEATING = [
     re.compile(rf"(?<![\d.])(?P<whole>\d*)\.{end}(?![\d.}}])")
     for end in (
@@ -142,28 +156,14 @@ def without_grouping(text: str) -> str:
 
 
 def stated(text: str) -> str:
-    r"""Turns words that lead to a value into an equation; other texts stay.
+    r"""Takes off words that lead to a value; other texts stay.
 
     >>> stated(r"\text{The area is } 42"), stated("Thus, x = 42"), stated("Area: 42"), stated("5 m")
-    ('The area = 42', 'x = 42', 'Area = 42', '5 m')
+    ('42', 'x = 42', '42', '5 m')
     """
     words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ", text)
     words = re.sub(" +", " ", words).replace(" ^", "^").strip()
-    led = _COPULA.sub(" = ", _LEAD.sub("", words), count=1)
-    equation = _LABEL.sub(r"\1 = ", led)
-    return equation if equation != words else text
-
-
-def of_one_element(text: str) -> str:
-    r"""Takes the braces off a set of one element: `\{(1,2)\}` is `(1,2)`."""
-    if not (text.startswith(r"\{") and text.endswith(r"\}")):
-        return text
-    element, depth = text[2:-2].strip(), 0
-    for sign in element:
-        depth += (sign in "([{") - (sign in ")]}")
-        if depth < 0 or (not depth and sign in ",;:|"):
-            return text
-    return text if element in ("", r"\emptyset") or r"\mid" in element else element
+    return words[found.end() :] if (found := _STATED.match(words)) and found.end() else text
 
 
 def split_family(text: str) -> tuple[str, str | None]:

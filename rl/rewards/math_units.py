@@ -28,7 +28,7 @@ _IN_TEXT = rf"{TEXT}\{{[^{{}}\d]*\}}{_POWER}"
 _FRACTION = rf"\\frac ?\{{ ?{_IN_TEXT} ?\}} ?\{{ ?{_IN_TEXT} ?\}}"
 _ENDING = re.compile(
     rf"(?P<value>.*(?:[\d)}}\]]|\\pi))(?P<unit> ?{DEGREES}(?: ?(?:{TEXT} ?\{{ ?)?[CF](?: ?\}})?)?"
-    rf"| ?\\?%(?: {_WORDS}| ?{_IN_TEXT})*| ?{_FRACTION}| ?{_IN_TEXT}(?: ?/ ?{_IN_TEXT})?"
+    rf"| ?\\?%| ?[€个個元円人개명]| ?{_FRACTION}| ?{_IN_TEXT}(?: ?/ ?{_IN_TEXT})?"
     rf"| {_WORDS}(?:(?: ?/ ?| ){_WORDS})*)"
 )
 _ATTACHED = re.compile(rf"(?P<value>.*\d)(?P<unit>(?:{_SHORT})(?:/(?:{_SHORT}))?{_POWER})")

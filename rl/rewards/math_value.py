@@ -14,29 +14,29 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from pat_jax.rl.rewards.math_notation import TEXT, of_one_element, plain, split_family, stated
+from pat_jax.rl.rewards.math_notation import TEXT, plain, split_family, stated
 from pat_jax.rl.rewards.math_units import is_other_unit, is_percentage, split_attached, split_unit
 
 # Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
-    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around"
-    r"|least|most|minus|negative|never|unless|except|не)"
+    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around|ist|est)"
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u3040-\u9fff\uac00-\ud7a3]")  # words that may deny it
 _PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
 _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
 _GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)"
+_ANGLE = r"m? ?\\(?:measured)?angle ?[A-Z]{1,3}"
 _NAME = re.compile(
-    rf"(?<![\w\\^{{])(?:\\angle ?)?(?:([a-zA-Z]|{_GREEK})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}}) ?= ?"
+    rf"(?<![\w\\^{{])(?:([a-zA-Z]|{_GREEK}|{_ANGLE})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}}) ?= ?"
 )
-_EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)(?![^{}]*\})(?![^()\[\]]*\))")  # none inside brackets
-_ARGUMENTS = re.compile(r"(?<=[a-zA-Z])\([^()<>]*[<>][^()]*\)(?= ?=)")
-_BARE = re.compile(rf"(?:\\angle ?)?(?:{_GREEK}|[^\W\d_]+(?: [^\W\d_]+)*)")
+_EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 _SERIES = re.compile(r"[,+*-] ?\\ldots")
+_SET_OF_ONE = re.compile(r"\\\{ ?(\([^()]*,[^()]*\)) ?\\\}")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
-_NAMED = re.compile(rf"(?<!\\)(?<![^\W\d_])[^\W\d_]|{_GREEK}|\\Pr")
+_NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
 _DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
 _DIGITS = 15
 _SMALL = 3  # with so many zeros behind the point, six decimals are too few
@@ -67,7 +67,7 @@ def same_value(found: str, answer: str) -> bool:
 def _measured(text: str) -> tuple[str, str | None]:
     """Returns an answer in one notation, the exact value if a rounded one follows, and its unit."""
     exact, _, rounded = stated(plain(text)).partition(r"\approx")
-    text = of_one_element((exact if exact.strip() else rounded).strip().rstrip(".").strip())
+    text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
     return (text, None) if _HEDGE.search(text) else split_unit(text)
 
 
@@ -80,22 +80,20 @@ def _families(found: str, answer: str) -> tuple[str, str]:
 
 
 def _same(found: str, answer: str) -> bool:
+    pairs = [_SET_OF_ONE.sub(r"\1", one) for one in (found, answer)]
+    if all(map(_PAIR.fullmatch, pairs)):  # a set of one pair is this pair
+        found, answer = pairs
     if _as_text(found) == _as_text(answer):
         return bool(found)
-    found = _ARGUMENTS.sub("", found)  # P(X > 2) = 0.3
     if _is_hedged(found, answer) or _is_other_pair(found, answer) or _is_other_base(found, answer):
         return False
     if re.fullmatch("[A-Z]", answer) and (choice := _CHOICE.match(re.sub(TEXT, "", found))):
         return choice[1] == answer
-    sides = [side.strip() for side in _EQUALS.split(found) if side.strip()]
-    if len(sides) == 2 + answer.count("=") and _BARE.fullmatch(sides[0]):
-        return same_value(" = ".join(sides[1:]), answer)
-    if "=" not in answer:
-        is_list = len(sides) != 2 or found.startswith("-")
-        if is_list and len(set(_NAME.findall(found))) == 1:
-            return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
-        if len(sides) > 1 and "," not in found:
-            return _states(sides, answer)
+    if "=" not in answer and len(set(_NAME.findall(found))) == 1:
+        return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
+    sides = _EQUALS.split(found)
+    if len(sides) > 1 and "=" not in answer and "," not in found:
+        return _states(sides, answer)
     if series := [one for one in (found, answer) if _SERIES.search(one)]:
         return len(series) == 2 and _same_terms(*series)
     return _verify(_parse(answer), _parse(found))
@@ -103,25 +101,25 @@ def _same(found: str, answer: str) -> bool:
 
 def _states(sides: Sequence[str], answer: str) -> bool:
     """`f(x) = 5` says 5, and so does `10/2 = 5`, but not `6 = 5`."""
-    *others, last = sides
-    if _BARE.fullmatch(last) and not _NAMED.search(others[0]):
-        others, last = [last], others[0]  # 5 = x
+    *others, last = [side for side in sides if side.strip()] or [""]
     if not all(_NAMED.search(one) or same_value(last, one) for one in others):
         return False
     return same_value(last, answer)
 
 
 def _same_terms(found: str, answer: str) -> bool:
-    """Compares lists with an ellipsis term by term; one may write more terms of the same step."""
+    """Compares lists with an ellipsis term by term; one may write more terms of the same kind."""
     (first, last), (longer, other_last) = sorted(
         map(_terms, (found, answer)), key=lambda one: len(one[0])
     )
-    steps = [f"({second})-({one})" for one, second in itertools.pairwise(longer)]
-    is_regular = len(first) > 1 and all(same_value(step, steps[0]) for step in steps)
-    return (
-        (len(first) == len(longer) or is_regular)
-        and len(last) == len(other_last)
-        and all(map(same_value, first + last, longer[: len(first)] + other_last))
+    if len(first) < len(longer):
+        steps = [f"({second})-({one})" for one, second in itertools.pairwise(longer)]
+        step = steps[0] if len(first) > 1 else "1"
+        is_power = len(first) > 1 and "^" in "".join(last)  # 1, 2, ..., 2^n
+        if not first or not (is_power or all(same_value(one, step) for one in steps)):
+            return False
+    return len(last) == len(other_last) and all(
+        map(same_value, first + last, longer[: len(first)] + other_last)
     )
 
 
@@ -142,6 +140,8 @@ def _as_text(written: str) -> str:
 def _is_hedged(found: str, answer: str) -> bool:
     if _ORDER.search(found) and not _ORDER.search(answer) and not _PAIR.search(answer):
         return True  # `x > 5` is not 5
+    if set(_OTHER_SCRIPT.findall(found)) - set(_OTHER_SCRIPT.findall(answer)):
+        return True
     hedges = set(_HEDGE.findall(found)) - set(_HEDGE.findall(answer))
     return bool(hedges - _SEVERAL if "," in answer else hedges)
 
