@@ -3,13 +3,14 @@
 Knows files, their headers and the index. Does not know any model.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.checkpoints.hf_tensors import usual_names
+from pat_jax.models.checkpoints.hf_tensors import LM_HEAD, usual_names
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
 
@@ -18,6 +19,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _FORMATS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
 _MOST_TOLD = 3  # names in a message
+_ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
+# Files of a shard or of a head; what is in names of layers, adapters and optimizers.
+_PART = re.compile(r"(pytorch_)?model[-_]\d.*|((lm|v|value|reward)[-_])?head|score|classifier")
+NO_HEAD = re.compile(r"(^|[._])(lora_|exp_avg|(layers|base_model|state|optim\w*|moment\w*)\.)")
 
 Tensors = dict[str, StoredTensor]  # by the names that transformers gives them
 
@@ -28,25 +33,35 @@ class CheckpointFiles:
     named: Tensors  # those of the one file, or of the index
     stale: Mapping[str, str]  # the other entries of the index, whose file lacks the tensor
 
-    def spare(self) -> tuple[Tensors, Tensors]:
+    def spare(self, known: Set[str]) -> tuple[Tensors, Tensors]:
         """Returns the tensors that are not named: parts of the checkpoint, and all others.
 
-        A file that has a named tensor, too, is another version of the checkpoint and no part of it.
-        If two files have the same tensor, nothing says which one is a part.
+        Another file is a part if its name says so, and all its tensors are `known` or may be a
+        head. One that has a named tensor, too, is another version of the checkpoint. If two parts
+        have the same tensor, nothing says which one is right.
         """
-        files, (parts, others) = {x.path for x in self.named.values()}, (Tensors(), Tensors())
+        files, names = ({getattr(x, y) for x in self.named.values()} for y in ("path", "name"))
+        parts, others, twice = Tensors(), Tensors(), set[str]()
         for path in sorted(self.directory.glob("*.safetensors")):
             with suppress(UserError):  # a damaged file may have nothing to do with the model
-                header = _by_name(read_header(path))
-                is_part = path in files or not header.keys() & self.named.keys()
-                for name in header.keys() - self.named.keys():
-                    (parts if is_part and name not in parts else others)[name] = header[name]
-        return {name: x for name, x in parts.items() if name not in others}, others
+                tensors = _by_name(read_header(path), () if path in files else names)
+                new = unused(tensors, self.named.keys())
+                is_new = _PART.fullmatch(path.stem) and tensors.keys().isdisjoint(self.named)
+                is_head = new.keys().isdisjoint(known) and not any(map(NO_HEAD.search, new))
+                is_part = path in files or (is_new and (new.keys() <= known | {LM_HEAD} or is_head))
+                twice |= parts.keys() & new.keys() if is_part else set()
+                (parts if is_part else others).update(new)
+        return parts, others | {name: parts.pop(name) for name in twice}
 
 
-def told(tensors: Tensors) -> str:
-    """Returns the first tensors in words, by their names in the files."""
-    few = sorted(tensors.values(), key=lambda x: x.name)[:_MOST_TOLD]
+def unused(tensors: Tensors, known: Set[str]) -> Tensors:
+    left = tensors.keys() - known
+    return {name: tensors[name] for name in left if not name.endswith(_ROTARY_BUFFER)}
+
+
+def told(tensors: Tensors, name: str = "") -> str:
+    """Returns the first tensors in words, by their names in the files; those like `name` first."""
+    few = sorted(tensors.values(), key=lambda x: (not x.name.endswith(name), x.name))[:_MOST_TOLD]
     words = ", ".join(f"'{x.name}' with shape {list(x.shape)} in {x.path.name}" for x in few)
     return f"{words} and {len(tensors) - len(few):,} more" if len(tensors) > len(few) else words
 
@@ -74,8 +89,8 @@ def find_tensors(directory: Path) -> CheckpointFiles:
     return CheckpointFiles(directory, _by_name(named), stale)
 
 
-def _by_name(tensors: Tensors) -> Tensors:
-    usual = usual_names(tensors)
+def _by_name(tensors: Tensors, beside: Iterable[str] = ()) -> Tensors:
+    usual = usual_names({*tensors, *beside})  # an adapter's prefix is not the checkpoint's
     return {usual[name]: tensor for name, tensor in tensors.items()}
 
 

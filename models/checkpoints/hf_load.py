@@ -4,7 +4,7 @@ Every error in a checkpoint is found from config.json and the file headers, befo
 read.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config
 from pat_jax.models.checkpoints.hf_families import OF_SEQUENCES, OF_TOKENS
-from pat_jax.models.checkpoints.hf_files import CheckpointFiles, Tensors, find_tensors, told
+from pat_jax.models.checkpoints.hf_files import NO_HEAD, CheckpointFiles, find_tensors, told, unused
 from pat_jax.models.checkpoints.hf_tensors import (
     EMBEDDING,
     LM_HEAD,
@@ -35,7 +35,6 @@ Bounds = tuple[tuple[int, int], ...]  # start and stop of a shard in each dimens
 
 _STACKS = (".experts.gate_up_proj", ".experts.down_proj")
 _COMPLETE = "check that the checkpoint is complete"
-_ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 
 
 def check_checkpoint(directory: str | Path, head: Head | None = None) -> ModelConfig:
@@ -156,7 +155,7 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     if config.tie_embeddings and LM_HEAD in stored and not is_scalar:
         _check_tied(stored[LM_HEAD], stored[EMBEDDING])
     may_be_there = {LM_HEAD} if is_scalar or config.tie_embeddings else set[str]()
-    unexpected = sorted(_unused(stored, shapes.keys() | may_be_there))
+    unexpected = sorted(unused(stored, shapes.keys() | may_be_there))
     if unexpected:
         experts = config.experts
         and_experts = f" of {experts.num_experts} experts" if experts else ""
@@ -168,22 +167,17 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     return stored
 
 
-def _unused(tensors: Tensors, known: Set[str]) -> Tensors:
-    left = tensors.keys() - known
-    return {name: tensors[name] for name in left if not name.endswith(_ROTARY_BUFFER)}
-
-
 def _add_spare(
     files: CheckpointFiles, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> None:
     """Adds the model's tensors that no index names. A scalar head may have another name, if nothing
     else is left over."""
-    stored, (parts, others) = files.named, files.spare()
+    stored, (parts, others) = files.named, files.spare(shapes.keys())
     stored |= {name: x for name, x in parts.items() if name in shapes}
-    left, missing = _unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
+    left, missing = unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
     of_head = {("weight", (1, config.embed_dim)): SCORE, ("bias", (1,)): SCORE_BIAS}
     kinds = {name: of_head.get((name.rpartition(".")[2], x.shape)) for name, x in left.items()}
-    heads = {head: name for name, head in kinds.items() if head}
+    heads = {head: name for name, head in kinds.items() if head and not NO_HEAD.search(name)}
     if missing and heads.keys() == missing and left.keys() - heads.values() <= {LM_HEAD}:
         stored |= {head: stored.pop(name, left[name]) for head, name in heads.items()}
     elif SCORE in heads and SCORE not in shapes and config.head == "scalar":
@@ -193,9 +187,9 @@ def _add_spare(
             "correct it, or take the head away to begin with zeros."
         )
     if lacking := [name for name in shapes if name not in stored]:
-        name, left = lacking[0], left | others
+        name, left = lacking[0], others | left
         hint = " (tie_word_embeddings is false)" if name == LM_HEAD else ""
-        advice = f"name it so if it is one of those left over, {told(left)}" if left else _COMPLETE
+        advice = f"name it so if it is one left over, {told(left, name)}" if left else _COMPLETE
         raise UserError(
             f"{files.directory / files.stale.get(name, '')}: tensor '{name}' is in none of the safetensors "
             f"files, expected it with shape {list(shapes[name])} by {CONFIG_FILE}{hint}; {advice}."

@@ -109,6 +109,97 @@ def test_a_critic_does_not_begin_with_zeros_where_there_is_a_head(tmp_path: Path
         loaded(tmp_path / "policy", policy)  # to generate, it is not needed
 
 
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+LORA = {f"base_model.model.{Q_PROJ}.lora_{x}.weight": np.zeros((1, 32)) for x in "AB"}
+FOREIGN: dict[str, tuple[str, str, Arrays]] = {
+    "optimizer": ("optimizer", "", {}),
+    "optimizer of a rank": ("optimizer_rank0", "module.", {}),
+    "scheduler": ("scheduler", "", {}),
+    "training state": ("training_state", "", {}),
+    "moments": ("model-00002-of-00002", "exp_avg.", {}),
+    "moments in part": ("model-00002-of-00002", "", {f"exp_avg.{Q_PROJ}.weight": LAYER}),
+    "state": ("head", "state.0.", {}),
+    "adapter": ("adapter_model", "base_model.model.", LORA),
+    "adapter's head alone": ("adapter_model", "base_model.model.", {}),
+    "adapter as shard": ("model-00002-of-00002", "base_model.model.", LORA),
+    "adapter's head as shard": ("model-00002-of-00002", "base_model.model.", {}),
+    "adapter without prefix": ("lm_head", "", {f"{Q_PROJ}.lora_A.weight": HEAD}),
+    "more layers": ("model-00003-of-00003", "", {"model.layers.9.mlp.up_proj.weight": LAYER}),
+}
+OF_HEADS = [(replace(CAUSAL, tie_embeddings=False), "lm_head.weight"), (JUDGE, SCORE)]
+
+
+@pytest.mark.parametrize("config, head", OF_HEADS, ids=["policy", "rm"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_of_something_else_has_no_part_of_the_model(tmp_path: Path, kind, config, head):
+    _, tensors = saved(tmp_path / "model", config)
+    (stem, prefix, others), zeros = FOREIGN[kind], np.zeros_like(tensors.pop(head))
+    beside(tmp_path / "model", WEIGHTS, tensors)
+    beside(tmp_path / "model", f"{stem}.safetensors", others | {f"{prefix}{head}": zeros})
+    message = refusal(tmp_path / "model")
+    assert message.startswith(f": tensor '{head}' is in none")
+    assert f"'{prefix}{head}'" in message and f" in {stem}.safetensors" in message
+
+
+def test_what_is_left_over_of_a_large_adapter_is_named(tmp_path: Path):
+    _, tensors = saved(tmp_path / "rm")
+    del tensors[SCORE]
+    beside(tmp_path / "rm", WEIGHTS, tensors)
+    name = f"base_model.model.{SCORE}"
+    many = {f"base_model.model.{x}.lora_{y}": HEAD for x in tensors for y in "AB"}
+    beside(tmp_path / "rm", "adapter_model.safetensors", many | {name: HEAD})
+    assert f"'{name}'" in refusal(tmp_path / "rm")
+
+
+UNRELATED: dict[str, Arrays] = {
+    "adapter_model": LORA | {"base_model.model.score.weight": HEAD},
+    "adapter_model_2": {f"{Q_PROJ}.lora_A.weight": HEAD},
+    "my_adapter": {"v_head.weight": HEAD},
+    "model-00002-of-00002": LORA,
+    "optimizer": {"state.0.weight": HEAD, SCORE: HEAD},
+    "score": {"exp_avg.score.weight": HEAD},
+}
+
+
+@pytest.mark.parametrize("stem", UNRELATED)
+def test_a_critic_begins_with_zeros_beside_files_of_something_else(tmp_path: Path, stem: str):
+    saved(tmp_path / "policy", CAUSAL)
+    beside(tmp_path / "policy", f"{stem}.safetensors", UNRELATED[stem])
+    critic = Policy.from_config(check_checkpoint(tmp_path / "policy", "scalar"))
+    np.testing.assert_array_equal(loaded(tmp_path / "policy", critic)["score"][...], 0)
+
+
+def test_files_of_something_else_do_not_hide_a_head(tmp_path: Path):
+    policy, tensors = saved(tmp_path / "rm")
+    expected = loaded(tmp_path / "rm", policy)
+    beside(tmp_path / "rm", "value_head.safetensors", {"v_head.weight": tensors.pop(SCORE)})
+    beside(tmp_path / "rm", WEIGHTS, tensors)
+    for stem, content in UNRELATED.items():
+        beside(tmp_path / "rm", f"{stem}.safetensors", content | {"v_head.weight": HEAD * 0})
+    (tmp_path / "rm" / "score.safetensors").unlink()  # named as a head, too
+    assert_same_bits(loaded(tmp_path / "rm", policy), expected)
+
+
+@pytest.mark.parametrize("name", [f"{Q_PROJ}.lora_A.weight", "exp_avg.score.weight"])
+def test_no_head_is_what_a_layer_or_an_optimizer_has(tmp_path: Path, name: str):
+    _, tensors = saved(tmp_path / "rm")
+    beside(tmp_path / "rm", WEIGHTS, tensors | {name: tensors.pop(SCORE)})
+    message = refusal(tmp_path / "rm")
+    assert message.startswith(f": tensor '{SCORE}' is in none") and f"'{name}'" in message
+
+
+@pytest.mark.parametrize("wrapper", ["", "module.", "base_model.model."])
+@pytest.mark.parametrize("stem", ["lm_head", "model-00002-of-00002"])
+def test_a_tensor_alone_in_a_file_is_read(tmp_path: Path, stem: str, wrapper: str):
+    config, head = OF_HEADS[0]
+    policy, tensors = saved(tmp_path / "model", config)
+    expected = loaded(tmp_path / "model", policy)
+    wrapped = {f"{wrapper}{name}": x for name, x in tensors.items()}
+    beside(tmp_path / "model", f"{stem}.safetensors", {wrapper + head: wrapped.pop(wrapper + head)})
+    beside(tmp_path / "model", WEIGHTS, wrapped)
+    assert_same_bits(loaded(tmp_path / "model", policy), expected)
+
+
 WRAPPERS: list[Callable[[str], str]] = [
     lambda name: f"module.{name}",
     lambda name: f"_orig_mod.{name}",
