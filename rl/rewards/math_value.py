@@ -29,7 +29,8 @@ _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
 _GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)"
 _ANGLE = r"m? ?\\(?:measured)?angle ?[A-Z]{1,3}"
 _NAME = re.compile(
-    rf"(?<![\w\\^{{])(?:([a-zA-Z]|{_GREEK}|{_ANGLE})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}}) ?= ?"
+    rf"(?<![\w\\^{{])(?:([a-zA-Z]|{_GREEK}|{_ANGLE})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}})"
+    " ?= ?"
 )
 _EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 _SERIES = re.compile(r"[,+*-] ?\\ldots")
