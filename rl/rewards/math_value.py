@@ -19,7 +19,8 @@ from pat_jax.rl.rewards.math_units import is_other_unit, is_percentage, split_at
 
 # Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
-    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around|ist|est)"
+    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around"
+    r"|ist|est|least|most|minus|negative|never|unless|except)"
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
