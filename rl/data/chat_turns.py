@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from pat_jax.common.errors import shown
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
 # Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
 # Keys of a message by which a turn of the assistant is learned, 1, or not, 0: OpenAI's, axolotl's,
-# ms-swift's.
+# ms-swift's. With other values, such as a recorded loss, they are keys like any other.
 LEARNED_KEYS = ("weight", "train", "training", "loss")
 
 Encode = Callable[[str], list[int]]
@@ -68,8 +67,6 @@ def mark_turns(
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))
     pieces = list(chat.pieces(first, learns_all=not only))
-    if not any(piece.is_generated for piece in pieces):
-        raise ChatTemplateError("no turn is to be learned: expected one; remove the row.")
     return ended(join_pieces(pieces, tokenizer.encode_chat, tokenizer.encode), tokenizer.eos_ids)
 
 
@@ -80,22 +77,13 @@ def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
     return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, marked.is_generated[-1]])
 
 
-def is_learned(message: ChatMessage) -> bool:
-    """Whether a turn of the assistant is to be learned. Raises ChatTemplateError if a key says
-    neither yes nor no."""
-    told = {key: message[key] for key in LEARNED_KEYS if key in message}
-    if any(value not in (0, 1) for value in told.values()):
-        raise ChatTemplateError(
-            f"a turn of the assistant has {shown(told)}: expected 0 or 1; correct the row."
-        )
-    return all(told.values())
-
-
 def unread_keys(
     tokenizer: HuggingFaceTokenizer, variables: Mapping[str, Any], chat: Sequence[ChatMessage]
 ) -> set[str]:
     """Returns names for the keys of messages without which the text of the chat is the same."""
-    keys = set[str]().union(*chat) - {"role", "content", *LEARNED_KEYS}
+    given = {(key, value in (0, 1)) for message in chat for key, value in message.items()}
+    keys = {key for key, tells in given if not (tells and key in LEARNED_KEYS)}
+    keys -= {"role", "content"}
 
     def without(names: set[str]) -> str | None:
         others = [{key: each[key] for key in each if key not in names} for each in chat]
@@ -146,7 +134,8 @@ class _Chat:
             end = self._end(i, start, limit)
             self._check_is_rendered(i, self.whole[start:end])
             yield Piece(self.whole[done:start], learns_all)
-            yield Piece(self.whole[start:end], is_learned(self.messages[i]))
+            is_learned = all(self.messages[i].get(key, 1) != 0 for key in LEARNED_KEYS)
+            yield Piece(self.whole[start:end], is_learned)
             done = end
 
     def _start(self, i: int) -> int:

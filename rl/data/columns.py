@@ -73,11 +73,13 @@ def present(record: Record, key: str) -> object:
     return value
 
 
-def text_or_chat(record: Record, key: str) -> PromptText:
+def text_or_chat(record: Record, key: str, *, unpacks: bool = True) -> PromptText:
     """Returns a row's value in a column that must hold a text or chat messages, which may be given
-    as JSON text, or as an object of lists (a `Sequence` of `datasets`)."""
+    as an object of lists (a `Sequence` of `datasets`) or, if it `unpacks` them, as JSON text."""
     value = present(record, key)
-    if (messages := _messages(value)) is not None:
+    # Only Parquet fills nulls in; elsewhere those inside are meant, such as arguments of a tool.
+    plain = without_nulls(value) if record.path.suffix.lower() == ".parquet" else value
+    if (unpacks or not isinstance(value, str)) and (messages := _messages(plain)) is not None:
         if not messages or not all(map(is_message, messages)) or has_lone_surrogate(messages):
             raise record.complain(key, value, "chat messages, each with text in role and content")
         return messages
@@ -87,7 +89,7 @@ def text_or_chat(record: Record, key: str) -> PromptText:
 
 
 def _messages(value: object) -> list | None:
-    """Returns the messages that a value stands for, without nulls; None if it is not a chat."""
+    """Returns the messages that a value stands for, without null keys; None if it is not a chat."""
     chat = unpacked(value)
     if isinstance(chat, dict) and all(
         isinstance(chat.get(key), list) for key in ("role", "content")
@@ -95,10 +97,11 @@ def _messages(value: object) -> list | None:
         chat = [dict(zip(chat, row, strict=False)) for row in zip(*chat.values(), strict=False)]
     if not isinstance(chat, list) or (isinstance(value, str) and not any(map(is_message, chat))):
         return None  # such as a text that happens to be JSON
-    found = [without_nulls(unpacked(message)) for message in chat]
-    for message in found:
-        if isinstance(message, dict) and message.get("tool_calls"):
-            message.setdefault("content", "")
+    found = [unpacked(message) for message in chat]
+    for i, message in enumerate(found):
+        if isinstance(message, dict):
+            empty = {"content": ""} if message.get("tool_calls") else {}
+            found[i] = empty | {key: x for key, x in message.items() if x is not None}
     return found
 
 

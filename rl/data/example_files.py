@@ -90,8 +90,10 @@ def read_example_file(
     """Returns every row of the file that can be used; `columns` are those that the user has named.
     Raises UserError if the file, or a row that may not be left out, cannot be used."""
     report = report or RowReport()
-    records = read_records(path, report)
-    found = find_columns(records, columns or ExampleColumns(), prompt=PROMPT_TEXTS)
+    records, named = read_records(path, report), columns or ExampleColumns()
+    found = find_columns(records, named)
+    if named.completion or not (found.messages or found.text):  # else they tell more
+        found = find_columns(records, named, prompt=PROMPT_TEXTS)
     if found.prompt and found.completion:
         row = partial(_completion, report, found.prompt, found.completion)
     elif found.messages:
@@ -124,8 +126,8 @@ def _completion(
     report: RowReport, prompt_key: str, completion_key: str, record: Record
 ) -> Completion:
     refuse_media(record)
-    completion = text_or_chat(record, completion_key)
     prompt = read_prompt(record, prompt_key, is_answered=True)
+    completion = text_or_chat(record, completion_key, unpacks=not isinstance(prompt, str))
     if not isinstance(completion, str) and completion[0]["role"] != ASSISTANT:
         raise record.complain(completion_key, completion, "a first message of the assistant")
     (rest,) = without_prompt(prompt, [completion])

@@ -87,7 +87,7 @@ class Read(Generic[Each]):
     train: list[Each] = field(default_factory=list)
     heldout: list[Each] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)  # lengths of those left out, or cut
-    num_unlearned: int = 0  # left out: cut before the first token that is learned
+    num_unlearned: int = 0  # left out: no token is learned, in what a cut leaves
 
     NAME: ClassVar = "examples"
     TOO_LONG: ClassVar = "{:,} longer than {:,} tokens"
@@ -108,7 +108,8 @@ class Read(Generic[Each]):
             cut = f"{self.num_unlearned:,} cut before what is learned"
             return f"cut: {what}; left out: {cut}{self.report}"
         hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
-        return f"left out: {what}{hint}{self.report}"
+        none = f", {self.num_unlearned:,} with nothing to learn" if self.num_unlearned else ""
+        return f"left out: {what}{hint}{none}{self.report}"
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,15 @@ from pat_jax.rl.data.columns import (
     refuse_media,
     text_or_chat,
 )
-from pat_jax.rl.data.prompt_columns import PROMPT_TEXTS, read_prompt, with_system, without_prompt
-from pat_jax.rl.data.row_files import Record, listed, read_records
+from pat_jax.rl.data.prompt_columns import (
+    DIALOGUE,
+    LETTERS,
+    PROMPT_TEXTS,
+    read_prompt,
+    with_system,
+    without_prompt,
+)
+from pat_jax.rl.data.row_files import NOTHING, Record, listed, read_records
 from pat_jax.rl.data.row_report import BadRow, RowReport
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatten_messages
 
@@ -91,19 +98,22 @@ def read_pair_file(
 
 def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     refuse_media(record)
-    chosen, rejected = (_response(record, key) for key in (names.chosen, names.rejected))
+    keys = names.chosen, names.rejected
+    # One text may happen to be JSON of a chat.
+    is_json = all(str(lookup(record.fields, key)).lstrip().startswith("[") for key in keys)
+    chosen, rejected = (_response(record, key, is_json) for key in keys)
     if isinstance(chosen, str) != isinstance(rejected, str):
         expected = f"text or messages as in {names.chosen!r}, of one kind"
         raise record.complain(names.rejected, rejected, expected)
     if chosen == rejected:
-        expected = (
-            f"another response than in {names.chosen!r}, as nothing is learned from equal ones"
-        )
+        expected = f"another than in {names.chosen!r}, as nothing is learned from equal ones"
         raise record.complain(names.rejected, rejected, expected)
-    given = read_prompt(record, names.prompt, is_answered=True) if names.prompt else None
-    whole = chosen, rejected
-    prompt, chosen, rejected = _split(record, names, given, *whole)
-    is_repeating = whole != (chosen, rejected) and len(record.read) > 2
+    given, whole, is_guessed = None, (chosen, rejected), names.prompt.lower() in PROMPT_TEXTS[1:]
+    if names.prompt and not (is_guessed and record.fields.get(names.prompt) in NOTHING):
+        given = read_prompt(record, names.prompt, is_answered=True)
+    prompt, chosen, rejected = _split(record, names, is_guessed, given, *whole)
+    is_cut = prompt is given and whole != (chosen, rejected)
+    is_repeating = len(record.read) > 2 and (is_cut or prompt is None)
     prompt = with_system(record, prompt, given or "") if prompt else None
     subset = lookup(record.fields, "subset")
     record.read.append("subset")
@@ -120,9 +130,9 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     )
 
 
-def _response(record: Record, key: str) -> PromptText:
+def _response(record: Record, key: str, is_json: bool) -> PromptText:
     """Refuses a chat that does not end with an answer: there would be nothing to prefer."""
-    response = text_or_chat(record, key)
+    response = text_or_chat(record, key, unpacks=is_json)
     if not isinstance(response, str) and response[-1]["role"] != ASSISTANT:
         raise record.complain(key, response, "a last message of the assistant")
     return response
@@ -131,13 +141,20 @@ def _response(record: Record, key: str) -> PromptText:
 def _split(
     record: Record,
     names: PairColumns,
+    is_guessed: bool,
     given: PromptText | None,
     chosen: PromptText,
     rejected: PromptText,
 ) -> Sequence[Any]:
     """Returns the prompt and what follows it in either text, in the forms of `PairRow`."""
+    asked = flatten_messages(as_messages(given or "", "user")[-1:]).strip()
+    answers = without_prompt(given or "", whole := (chosen, rejected))
     if isinstance(chosen, str) or isinstance(rejected, str):
-        if given is None and _begin_alike(chosen, rejected):
+        both = str(chosen)[: num_shared(chosen, rejected)]
+        is_copy = answers is whole and DIALOGUE.search(both) and (is_guessed or asked in both)
+        if is_copy if given else re.sub(f"{LETTERS}$", "", both).strip():
+            if asked not in both:
+                del record.read[2:]  # nothing is made of any column but the responses
             return None, chosen, rejected
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
@@ -146,12 +163,11 @@ def _split(
             for chat in (chosen, rejected)
         )
         shared = num_shared(one, other)
-        prompt, answers = chosen[:shared], (chosen[shared:], rejected[shared:])
-        asked = flatten_messages(as_messages(given or "", "user")[-1:])
-        if asked.strip() not in flatten_messages(prompt):
-            del record.read[2:]  # nothing is made of any column but the responses
-        if shared and all(each[0]["role"] == ASSISTANT for each in answers):
-            return prompt, *answers
+        prompt, later = chosen[:shared], (chosen[shared:], rejected[shared:])
+        if asked not in flatten_messages(prompt):
+            del record.read[2:]
+        if shared and all(each[0]["role"] == ASSISTANT for each in later):
+            return prompt, *later
         given = None
     if given is None:
         raise BadRow(
@@ -159,13 +175,7 @@ def _split(
             f"common, and no column is known to hold it (there are {listed(record.fields)}): expected "
             "two responses to one prompt; name its column with --data.prompt_key."
         )
-    return given, *without_prompt(given, (chosen, rejected))
-
-
-def _begin_alike(chosen: PromptText, rejected: PromptText) -> bool:
-    """Whether two texts have a beginning in common, and not just the letters of different words."""
-    both = str(chosen)[: num_shared(chosen, rejected)]
-    return bool(re.sub(r"\w+$", "", both).strip())
+    return given, *answers
 
 
 def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:

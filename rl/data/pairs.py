@@ -80,8 +80,8 @@ class PairReader:
         texts = _example(chosen, self.is_scored), _example(rejected, self.is_scored)
         if not all(text.in_loss.any() for text in texts):
             raise BadRow(
-                f"{row.where}: one is the beginning of the other, its end token included, so that it has no "
-                "token of its own to learn: expected two responses; correct this row or remove it."
+                f"{row.where}: one is the beginning of the other, its end token included, or no turn of it is to "
+                "be learned, so that it has no token of its own: expected two responses; correct or remove it."
             )
         return Pair(*texts, row.margin, row.subset)
 

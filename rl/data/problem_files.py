@@ -15,14 +15,7 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import (
-    ABSENT,
-    column_names,
-    find_columns,
-    lookup,
-    made,
-    missing,
-)
+from pat_jax.rl.data.columns import ABSENT, column_names, find_columns, lookup, made, missing
 from pat_jax.rl.data.prompt_columns import PROMPTS, read_prompt, with_system
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.row_report import RowReport

@@ -113,9 +113,8 @@ class ProblemSplits:
 
 def _count(problems: Problems, what: str) -> str:
     repeated = len(problems) - problems.num_different
-    return f"{len(problems)} {what}" + (
-        f" ({repeated} repeat another's prompt)" if repeated else ""
-    )
+    again = f" ({repeated} repeat another's prompt)" if repeated else ""
+    return f"{len(problems)} {what}{again}"
 
 
 def load_problems(

@@ -8,6 +8,7 @@
 Knows columns and messages. Does not know tokens, nor what is learned.
 """
 
+import re
 from collections.abc import Sequence
 
 from pat_jax.rl.data.chat_turns import as_messages
@@ -18,6 +19,14 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText
 PROMPTS = ("prompt", "problem", "question", "messages", "instruction", "query", "input")
 PROMPT_TEXTS = tuple(name for name in PROMPTS if name != "messages")
 _BARE = ("problem", "question", "instruction", "query")
+# How a text says who asks and who answers: "Human:", "### Response:", "<|user|>", "[/INST]".
+_MARK = r"[ *|]*[:：<>\]\n]"
+_ANSWERER = rf"\W(?:assistant|answer|response|output|model|gpt|bot|ai|a|/inst|答案?|助手){_MARK}"
+_ASKER = rf"(?<!\w)(?:human|user|question|instruction|input|inst|q|问题?|用户){_MARK}"
+DIALOGUE = re.compile(f"{_ASKER}.*{_ANSWERER}", re.IGNORECASE | re.DOTALL)
+_GOES_ON = re.compile(rf"\s*\n|\W*?{_ANSWERER}", re.IGNORECASE)
+LETTERS = "[^\\W\u3040-\uffff]+"  # of words that have spaces between them
+_WORDS = re.compile(rf"{LETTERS}|[\u3040-\uffff]{{1,2}}|[^\w\s]")
 _SYSTEM = ("system", "system_prompt", "system_message")
 
 
@@ -39,25 +48,35 @@ def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> Promp
 def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> PromptText:
     """Returns a prompt that begins with a system message: its own, that of another `given` prompt,
     or the row's. As it is if there is none."""
-    own = system_of(prompt)
-    text = system_of(given) or _text(record, _SYSTEM, within=own)
+    first, other = (as_messages(each, "user")[0] for each in (prompt, given))
+    own, text = (each["content"] if each["role"] == "system" else "" for each in (first, other))
+    text = text or _text(record, _SYSTEM, within=own)
     if own or not text:
         return prompt
     return [{"role": "system", "content": text}, *as_messages(prompt, "user")]
 
 
-def system_of(prompt: PromptText) -> str:
-    if isinstance(prompt, str) or prompt[0]["role"] != "system":
-        return ""
-    return prompt[0]["content"]
-
-
 def without_prompt(prompt: PromptText, responses: Sequence[PromptText]) -> Sequence[PromptText]:
-    """Returns what follows the prompt in texts that all begin with it; else the responses."""
-    asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip()
-    texts = [each.lstrip() for each in responses if isinstance(each, str)]
-    found = [text.removeprefix(asked) for text in texts if text.startswith(asked)]
-    return found if len(found) == len(responses) and all(map(str.strip, found)) else responses
+    """Returns what follows the prompt in responses that all begin with a plain copy of it, else the
+    responses: an answer may begin with words of the prompt (`A` and `A good answer`)."""
+    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    chats = [as_messages(each, ASSISTANT) for each in responses]
+    rests = [_rest(asked, chat[0]["content"], is_only=len(chats) == 1) for chat in chats]
+    found = zip(responses, chats, rests, strict=True)
+    if not all(map(str.strip, rests)):
+        return responses
+    return [x if isinstance(a, str) else [{**b[0], "content": x}, *b[1:]] for a, b, x in found]
+
+
+def _rest(asked: str, text: str, *, is_only: bool) -> str:
+    *words, last = asked.split() or [""]
+    *before, rest = text.split(None, len(words)) or [""]  # whatever the spaces
+    if before != words or not rest.startswith(last):
+        return ""
+    rest = rest.removeprefix(last)
+    is_apart = re.search(r"[^\w\s]$", last) or not (is_only or re.match(r"\w", rest))
+    is_copy = is_apart and len(_WORDS.findall(asked)) > 3
+    return rest if is_copy or _GOES_ON.match(rest) else ""
 
 
 def _text(record: Record, names: Sequence[str], within: str = "") -> str:

@@ -85,9 +85,8 @@ def read_records(
 
 
 def problem_of(path: Path, suffixes: Iterable[str]) -> str:
-    """Returns why the path is not a file with one of these suffixes, as the end of a sentence.
-
-    Empty if it is one."""
+    """Returns why the path is not a file with one of these suffixes, as the end of a sentence;
+    empty if it is one."""
     if path.is_dir():
         return f"is a folder: expected a file; name the files in it, such as '{path}/*.parquet'."
     if path.suffix.lower() not in suffixes:

@@ -9,6 +9,8 @@ from typing import Literal
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.chat_template import ChatTemplateError
 
+# Columns that a prompt often needs are told first.
+_TELLING = ("choices", "options", "choice", "history", "conversations", "documents")
 BadRows = Literal["", "refuse", "skip"]  # "": refused, and there is no option to skip them
 
 
@@ -43,10 +45,10 @@ class RowReport:
         if self.bad:
             text += f"; bad rows left out: {len(self.bad):,} (the first: {self.bad[0]})"
         if self.num_repeating:
-            where = f"in {self.num_repeating:,} rows"
-            text += f"; prompts taken off responses that repeat them: {where}"
+            text += f"; prompts that responses repeat, taken once: in {self.num_repeating:,} rows"
         if self.unread:
-            names = (f"{name[:40]} ({count:,} rows)" for name, count in self.unread.most_common(20))
+            most = sorted(self.unread.most_common(), key=lambda one: one[0].lower() not in _TELLING)
+            names = (f"{name[:40]} ({count:,} rows)" for name, count in most[:20])
             more = f" and {len(self.unread) - 20} more" if len(self.unread) > 20 else ""
             text += f"; not shown to the model: {', '.join(names)}{more}"
         return text

@@ -84,12 +84,12 @@ _QUANTITY = (
     r"|width|height|radius|diameter|distance|speed|time|age|angle|slope|cost|price|profit|average"
     r"|mean|median|probability|remainder|number|amount|percentage|option|choice)s?"
 )
+_OF = rf" of (?:the {_KIND}[a-z]+|{_KIND}[a-z]+s|(?:[a-z]+ )?(?-i:[A-Z]{{1,4}}))"
 _STATED = re.compile(  # words that lead to a value, and none that deny or change it
     r"[#*\s]*(?:(?:so|thus|therefore|hence|exactly|there (?:is|are)|it is)\b[ ,:]*)*"
-    rf"(?:(?:(?:the )?{_KIND}(?:value(?: of \\?[a-z]+)?"
-    rf"|{_QUANTITY}(?: of (?:the {_KIND}[a-z]+|{_KIND}[a-z]+s|(?:[a-z]+ )?(?-i:[A-Z]{{1,4}})))?)"
-    r"(?: (?:is|are|equals)(?![a-z])(?: equal to)?(?: ?:)?| ?[:：])|(?:答案|答え?|정답|ответ) ?(?:[是为為は은]|[:：])"
-    r"|[a-z] is(?= [^a-z])) *)?(?=\S)",
+    rf"(?:(?:(?:the )?{_KIND}(?:value(?: of (?:the expression|\\[a-z]+|[a-z]))?|{_QUANTITY}(?:{_OF})?)"
+    r"(?: (?:is|are|equals)(?![a-z])(?: equal to)?(?: ?:)?| ?[:：])"
+    r"|(?:答案|答え?|정답|ответ) ?(?:[是为為は은]|[:：])|[a-z] is(?= [^a-z])) *)?(?=\S)",
     re.IGNORECASE,
 )
 _REPEATING = [

@@ -19,7 +19,8 @@ from pat_jax.rl.rewards.math_units import is_other_unit, is_percentage, split_at
 
 # Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
-    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around|ist|est)"
+    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around"
+    r"|ist|est|least|most|minus|negative|never|unless|except)"
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
@@ -29,7 +30,8 @@ _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
 _GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)"
 _ANGLE = r"m? ?\\(?:measured)?angle ?[A-Z]{1,3}"
 _NAME = re.compile(
-    rf"(?<![\w\\^{{])(?:([a-zA-Z]|{_GREEK}|{_ANGLE})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}}) ?= ?"
+    rf"(?<![\w\\^{{])(?:([a-zA-Z]|{_GREEK}|{_ANGLE})|\\(?:math|bold|vec)[a-z]*\{{ ?([a-zA-Z]) ?\}})"
+    " ?= ?"
 )
 _EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 _SERIES = re.compile(r"[,+*-] ?\\ldots")

@@ -224,12 +224,19 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Renders messages with the chat template; see `ChatTemplate.render`."""
+        """Renders messages with the chat template; see `ChatTemplate.render`. If it refuses a system
+        message, the first user message begins with its text."""
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})
         given = {**self.chat.variables, **(variables or {})}
-        return self._template.render(messages, given, is_closed=is_closed)
+        try:
+            return self._template.render(messages, given, is_closed=is_closed)
+        except ChatTemplateError:
+            if [each["role"] for each in messages[:2]] != ["system", "user"]:
+                raise
+            messages = [{**messages[1], "content": flatten_messages(messages[:2])}, *messages[2:]]
+            return self._template.render(messages, given, is_closed=is_closed)
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:
