@@ -74,8 +74,8 @@ def present(record: Record, key: str) -> object:
 
 
 def text_or_chat(record: Record, key: str, *, unpacks: bool = True) -> PromptText:
-    """Returns a row's value in a column that must hold a text or chat messages, which may be given
-    as an object of lists (a `Sequence` of `datasets`) or, if it `unpacks` them, as JSON text."""
+    """Returns a row's value in a column that must hold a text or chat messages. An object of lists
+    (a `Sequence` of `datasets`) is messages, too, and so is their JSON text, if it is unpacked."""
     value = present(record, key)
     # Only Parquet fills nulls in; elsewhere those inside are meant, such as arguments of a tool.
     plain = without_nulls(value) if record.path.suffix.lower() == ".parquet" else value

@@ -224,8 +224,8 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Renders messages with the chat template; see `ChatTemplate.render`. If it refuses a system
-        message, the first user message begins with its text."""
+        """Renders messages with the chat template; see `ChatTemplate.render`. If it refuses the
+        system message, the first user message begins with its text."""
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})

@@ -92,3 +92,10 @@ def test_a_type_that_python_has_not_is_named(tmp_path):
     path = write(tmp_path, prompt=pa.array(["a"]), at=pa.array([2**60], pa.timestamp("ms")))
     with pytest.raises(UserError, match=r"column 'at' of type timestamp\[ms\]"):
         read_records(path)
+
+
+def test_nulls_that_fill_arguments_are_left_out(tmp_path):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"f": {"a": 1}}]}
+    other = call | {"tool_calls": [{"f": {"b": 2}}]}
+    (row,) = read_example_file(write(tmp_path, messages=pa.array([[*CHAT, call, other]])))
+    assert isinstance(row, Conversation) and row.messages == [*CHAT, call, other]
