@@ -73,11 +73,13 @@ def chosen_placement(
 def with_width(config: Run, devices: Sequence[Device]) -> Run:
     """Returns the run with a number in place of `--rollout.expert_width auto`: 1 on unknown
     devices, or if its rollouts have devices of their own."""
-    rollout, target = config.rollout, Target.of(devices)
-    if target is None or config.placement != PlacementConfig():
+    rollout, model = config.rollout, model_config(config, devices)
+    if model.experts is None or config.placement != PlacementConfig():
+        return config
+    if (target := Target.of(devices)) is None:
         return config
     responses = rollout.prompts_per_step * rollout.num_generations
-    width = settled_width(target, model_config(config, devices), rollout, config, responses)
+    width = settled_width(target, model, rollout, config, responses)
     log.info("--rollout.expert_width is %d", width)
     return replace(config, rollout=replace(rollout, expert_width=width))
 

@@ -201,7 +201,7 @@ class HuggingFaceTokenizer:
         return self.texts_of(self.eos_ids)
 
     def texts_of(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self._tokenizer.convert_ids_to_tokens(list(tokens)))
+        return tuple(filter(None, self._tokenizer.convert_ids_to_tokens(list(tokens))))
 
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None

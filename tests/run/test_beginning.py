@@ -1,5 +1,6 @@
 """What a resumed run goes on from, and what it says of problems that are others than before."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,9 @@ def task(train: list[Prompt], heldout: list[Prompt]) -> Task:
 def resumed(now: Task, **meta: Any):
     """What the run has of a checkpoint after three steps, and what it says."""
     output: list[str] = []
-    run: Any = SimpleNamespace(progress=SimpleNamespace(print=output.append))
+    checkpoints = SimpleNamespace(as_written=lambda step: nullcontext())
+    progress = SimpleNamespace(print=output.append)
+    run: Any = SimpleNamespace(progress=progress, checkpoints=checkpoints)
     setup: Any = SimpleNamespace(task=now)
     sizes = ["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"]
     known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}

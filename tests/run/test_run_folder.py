@@ -26,7 +26,7 @@ from pat_jax.run.process.folder import (
     options_of_run,
     saved_config,
 )
-from pat_jax.run.results.serialized_rewards import asked_again
+from pat_jax.run.results.asked_again import asked_again
 
 TEXT = dump(RunConfig(model="tiny", seed=7))
 

@@ -12,6 +12,7 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import ProcessGroup
+from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoints import schedule as saves
 from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError
 from pat_jax.run.checkpoints.schedule import Saves
@@ -90,6 +91,7 @@ def open_run(disk: FullDisk) -> Any:
     run: Any = OpenRun.__new__(OpenRun)
     run.folder, run.progress, run.checkpoints = Path("run"), Progress(9), disk
     run.saves = Saves(cast(Checkpointer, disk), 2, 9, run.progress.print)
+    run._config = RunConfig()
     run._command, run._config_text, run._save_beside = "train", "", lambda step: None
     return run
 

@@ -38,7 +38,7 @@ from pat_jax.run.process.folder import (
     make_run_dir,
 )
 from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from pat_jax.run.results.serialized_rewards import asked_again
+from pat_jax.run.results.asked_again import asked_again
 from pat_jax.run.start.hub_names import keep_names
 
 Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint

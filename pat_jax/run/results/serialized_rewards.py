@@ -7,7 +7,6 @@ with the present values that it refers to. What it changes there does not change
 
 import hashlib
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import cloudpickle
 
 from pat_jax.common.devices import CACHE_DIR
 from pat_jax.common.errors import UserError, shown
-from pat_jax.config.rewards import RewardOptions
-from pat_jax.rl.rewards.rewards import PICKLED, metric_name, model_of
+from pat_jax.rl.rewards.rewards import PICKLED, metric_name
 
 REWARDS = CACHE_DIR.parent / "rewards"  # folder of the functions that this user's programs sent
 
@@ -33,32 +31,6 @@ def check_shipped(rewards: Iterable[str]) -> None:
                 f"{REWARDS}, as unpickling such a file runs code; give the function itself as --reward "
                 "path/to/file.py:function, or to pat_jax.train(reward=...)."
             )
-
-
-def asked_again(config: object) -> list[str]:
-    """Returns the options that a run or evaluation is resumed with, though its folder has them:
-    rewards that run code or are sent the responses, and the variable that is sent with them. A
-    folder may be from somebody else."""
-    if not isinstance(config, RewardOptions) or not any(map(_is_open, config.reward)):
-        return []
-    token = ["--reward_token_env", config.reward_token_env] if config.reward_token_env else []
-    return ["--reward", *config.reward, *token]
-
-
-def check_asked(config: object, given: object, folder: Path) -> None:
-    """Raises UserError unless the options `given` on the command line have what `asked_again` says
-    of `config`, which those of the folder are part of."""
-    if (wanted := asked_again(config)) != asked_again(given):
-        raise UserError(
-            f"the options in {folder} run code or send texts to an address ({' '.join(wanted[1:])}): expected "
-            f"them with --resume, too, since a folder may be from somebody else; if they are what you "
-            f"want, add {shlex.join(wanted)}."
-        )
-
-
-def _is_open(spec: str) -> bool:
-    is_named = ":" in spec and not model_of(spec)
-    return is_named and Path(spec.rpartition(":")[0]).suffix != PICKLED  # see `check_shipped`
 
 
 def ship(function: Callable[..., Any], folder: Path) -> str:
