@@ -20,7 +20,7 @@ def test_who_dies_while_joining_ends_the_others_in_a_sentence(gone: int, point: 
     address = f"localhost:{free_port()}"
     dies = begin(address, 2, gone, point)
     other = begin(address, 2, 1 - gone)
-    said = finish(other, code=1, timeout=60)
+    said = finish(other, code=1, timeout=180)
     finish(dies, code=-9)
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert (
@@ -43,6 +43,6 @@ def test_all_join_while_outsiders_come():
         if all_of[0].poll() is not None:
             break
     for one in all_of:
-        assert "error" not in finish(one, timeout=60)
+        assert "error" not in finish(one, timeout=180)
     for one in outsiders:
         one.close()
