@@ -102,6 +102,7 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     # One text may happen to be JSON of a chat.
     is_json = all(str(lookup(record.fields, key)).lstrip().startswith("[") for key in keys)
     chosen, rejected = (_response(record, key, is_json) for key in keys)
+    of_responses = list(record.read)
     if isinstance(chosen, str) != isinstance(rejected, str):
         expected = f"text or messages as in {names.chosen!r}, of one kind"
         raise record.complain(names.rejected, rejected, expected)
@@ -111,9 +112,11 @@ def _row(record: Record, names: PairColumns, report: RowReport) -> PairRow:
     given, whole, is_guessed = None, (chosen, rejected), names.prompt.lower() in PROMPT_TEXTS[1:]
     if names.prompt and not (is_guessed and record.fields.get(names.prompt) in NOTHING):
         given = read_prompt(record, names.prompt, is_answered=True)
-    prompt, chosen, rejected = _split(record, names, is_guessed, given, *whole)
+    prompt, chosen, rejected, is_shown = _split(record, names, is_guessed, given, *whole)
+    if not is_shown:
+        record.read[:] = of_responses  # nothing is made of the prompt's columns
     is_cut = prompt is given and whole != (chosen, rejected)
-    is_repeating = len(record.read) > 2 and (is_cut or prompt is None)
+    is_repeating = given is not None and is_shown and (is_cut or prompt is None)
     prompt = with_system(record, prompt, given or "") if prompt else None
     subset = lookup(record.fields, "subset")
     record.read.append("subset")
@@ -146,16 +149,15 @@ def _split(
     chosen: PromptText,
     rejected: PromptText,
 ) -> Sequence[Any]:
-    """Returns the prompt and what follows it in either text, in the forms of `PairRow`."""
+    """Returns the prompt and what follows it in either text, in the forms of `PairRow`, and whether
+    these show what was `given` as the prompt."""
     asked = flatten_messages(as_messages(given or "", "user")[-1:]).strip()
     answers = without_prompt(given or "", whole := (chosen, rejected))
     if isinstance(chosen, str) or isinstance(rejected, str):
         both = str(chosen)[: num_shared(chosen, rejected)]
         is_copy = answers is whole and DIALOGUE.search(both) and (is_guessed or asked in both)
         if is_copy if given else re.sub(f"{LETTERS}$", "", both).strip():
-            if asked not in both:
-                del record.read[2:]  # nothing is made of any column but the responses
-            return None, chosen, rejected
+            return None, chosen, rejected, asked in both
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         # Whole chats. If there is a prompt as well, it is a copy of how they begin.
         one, other = (
@@ -164,10 +166,8 @@ def _split(
         )
         shared = num_shared(one, other)
         prompt, later = chosen[:shared], (chosen[shared:], rejected[shared:])
-        if asked not in flatten_messages(prompt):
-            del record.read[2:]
         if shared and all(each[0]["role"] == ASSISTANT for each in later):
-            return prompt, *later
+            return prompt, *later, asked in flatten_messages(prompt)
         given = None
     if given is None:
         raise BadRow(
@@ -175,7 +175,7 @@ def _split(
             f"common, and no column is known to hold it (there are {listed(record.fields)}): expected "
             "two responses to one prompt; name its column with --data.prompt_key."
         )
-    return given, *answers
+    return given, *answers, True
 
 
 def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
