@@ -129,7 +129,7 @@ def test_a_reference_with_adapters_of_routers_routes_by_itself(monkeypatch: pyte
 @pytest.mark.parametrize("role", [REFERENCE, TEACHER, "reward model"])
 @pytest.mark.parametrize("experts", ["gathered", "exchanged"])
 def test_no_role_that_reads_has_the_policys_experts(role: str, experts: str):
-    """Whoever builds its predictor: a run, its tail, or a plan."""
+    """In a run, in its tail, and in a plan."""
     config = config_of("--experts", experts)
     held = TrainableParams(MODEL, CHAIN["dp4tp2"])
     reader = Reader(role, held, predictor_of(config, role, MODEL, held.layout), [SHAPE])
