@@ -29,9 +29,8 @@ AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 NOT_RECORDED = -1  # instead of an expert
 # The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
-SCALE = (
-    "weight_scale"  # with "constant": 1 / (sum of the mini-batch's weights); of others that is 1
-)
+# With the aggregation "constant": 1 / (sum of the mini-batch's weights), which is 1 with the others.
+SCALE = "weight_scale"
 
 
 @pytree_dataclass

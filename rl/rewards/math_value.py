@@ -61,8 +61,8 @@ def same_value(found: str, answer: str) -> bool:
     elif unit and not expected:
         answer = split_attached(answer, unit)
     if is_percentage(unit) != is_percentage(expected):
-        found_, answer_ = (rf"{found}\%", answer) if unit else (found, rf"{answer}\%")
-        return _same(found, answer) or _same(found_, answer_)
+        in_hundredths = (rf"{found}\%", answer) if unit else (found, rf"{answer}\%")
+        return _same(found, answer) or _same(*in_hundredths)
     return _same(*_families(found, answer))
 
 
