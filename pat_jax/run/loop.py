@@ -107,11 +107,10 @@ class Run:
 
     def learn(self) -> None:
         self.has_learned(self.steps.first, {}, (self.collector.totals, self.generator.lengths))
-        predicted_s = self.chosen.predicted_s if self.chosen else {}
         lazy = self.lazy or nullcontext()
         iterate = self.late.iterate if self.late else self.iterate
         with self.completions, lazy, recorded() as timeline, self.steps.going_on():
-            self.stages = StageLog(timeline, self.setup, predicted_s)
+            self.stages = StageLog(timeline, self.setup.places)
             with self.late.completed() if self.late else nullcontext():
                 for step in range(self.steps.first, self.config.steps):
                     iterate(step)
@@ -187,7 +186,7 @@ class Run:
         self.drawn = last
         self.steps.write(step, measured)
         self.open.page.rollout(step, last.report.trace)
-        self.stages.note(step, measured.get("train/tokens", 0))
+        self.stages.note(step)
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.steps.metrics.samples(step, few)
@@ -313,7 +312,6 @@ class Run:
             self.collector.unfinished.finish()
             trace = self.drawn.trace(setup.engine.capacity)
             plot_rollout(trace, self.open.folder / "rollout.png")
-            self.stages.draw(self.open.folder)
         self.open.close()
         log.info("%s", describe_peak(setup.memory, setup.devices, self.compiled.update))
         export_roles(config, setup.roles, self.learner.states, max(config.steps, first))

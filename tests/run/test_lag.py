@@ -1,6 +1,5 @@
 """Runs that learn from batches of the policy one update older, and generate the next one meanwhile."""
 
-import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import pytest
 from compilations import counted_in_iterations
 from runs import TINY, presets_of_one_layer
 
+from pat_jax.common.timeline import Span, recorded
 from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.run.checkpoints.files import checkpoints_in
@@ -49,6 +49,7 @@ class Seen:
     old_gaps: list[float] = field(default_factory=list)  # of each update, as `differs_from_own`
     threads: list[str] = field(default_factory=list)  # of updates
     compiled: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     def on_response(self, rollout: int) -> None:
         """Called as a rollout's first response has ended."""
@@ -71,6 +72,7 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
         with (
             open_scorer(config, setup.task.rewards, setup.reward_models) as scorer,
             counted_in_iterations() as compiled,
+            recorded() as timeline,
         ):
             run = Run(setup, scorer, signals)
             try:
@@ -78,6 +80,7 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
             finally:
                 run.open.release()
                 seen.compiled.extend(map(str, compiled))
+                seen.spans.extend(timeline.take())
     return seen
 
 
@@ -154,6 +157,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
 
 
+def spans(seen: Seen, name: str) -> list[Span]:
+    return [span for span in seen.spans if span.name == name]
+
+
 def lanes() -> Sequence[str]:
     return [x.name for x in threading.enumerate() if x.name.startswith("lane")]
 
@@ -183,11 +190,10 @@ def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_p
     assert all(np.isfinite(row["train/loss"]) for row in found)
     assert "rollout/lag" not in rows(tmp_path / "newest")[0]
 
-    picture = json.loads((tmp_path / "late" / "iteration.json").read_text())
-    spans = {span["name"]: span for span in picture["spans"]}
-    rollout, update = spans["rollout"], spans["update of the policy"]
-    assert (rollout["devices"], update["devices"]) == ([0, 1], [2, 3])
-    assert rollout["begin_s"] < update["end_s"] and update["begin_s"] < rollout["end_s"]
+    rollout = spans(late, "rollout")[-1]
+    update = spans(late, "update of the policy")[-2]  # by the batch before that rollout
+    assert rollout.devices == {*jax.devices()[:2]} and update.devices == {*jax.devices()[2:4]}
+    assert rollout.begin_s < update.end_s and update.begin_s < rollout.end_s
 
 
 class StoppedInThird(Seen):

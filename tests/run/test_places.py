@@ -153,7 +153,6 @@ def test_every_process_is_cut_alike():
     words = places.describe({"rollout", "policy", "critic"})
     assert words == "devices of each of 2 processes: rollout 0-1; policy 2-3; critic 3"
     assert places.row_shards(4) == 4
-    assert places.groups() == [(0, 1, 4, 5), (2, 6), (3, 7)]
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 1), (1, 1)])
@@ -194,7 +193,6 @@ def test_split_gives_models_whole_processes():
     assert places["rollout"] == devices and places.is_split
     assert places["policy"] == places["reference"] == places["teacher"] == devices[:4]
     assert places["critic"] == places["reward"] == devices[4:]
-    assert places.groups() == [(0, 1, 2, 3), (4, 5, 6, 7)]
     words = places.describe({"rollout", "policy", "critic"})
     assert words == "devices: rollout 0-7; policy 0-3; critic 4-7"
 
@@ -243,7 +241,6 @@ def test_a_tail_has_half_of_the_devices():
     devices = of_processes(6)
     places = Places.of(parse(("--placement.tail", "8")), devices)
     assert places.halves == (devices[:3], devices[3:]) and places["rollout"] == devices
-    assert places.groups() == [(0, 1, 2), (3, 4, 5)]
 
 
 def test_a_tail_has_half_of_the_devices_of_each_process():
@@ -251,7 +248,7 @@ def test_a_tail_has_half_of_the_devices_of_each_process():
     places = Places.of(parse(("--placement.tail", "8")), devices)
     first, second = ([device.id for device in half] for half in places.halves)
     assert first == [0, 1, 4, 5] and second == [2, 3, 6, 7] and places["rollout"] == devices
-    assert places.groups() == [(0, 1, 4, 5), (2, 3, 6, 7)] and places.describe({"policy"}) == ""
+    assert places.describe({"policy"}) == ""
 
 
 @given(st.sampled_from(get_args(PlacementName)), st.integers(1, 16))

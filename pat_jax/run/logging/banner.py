@@ -21,7 +21,6 @@ _WRITTEN = {  # files of a run's folder, and their names in the closing lines
     "metrics.jsonl": "metrics.jsonl",
     "completions.jsonl": "completions.jsonl",
     "rollout.png": "rollout.png",
-    "iteration.png": "iteration.png",
     PAGE_FILE: "run.html",
 }
 

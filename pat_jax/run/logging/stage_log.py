@@ -1,68 +1,65 @@
-"""The stages of each iteration in the log, and a picture of the last one."""
+"""The seconds of each iteration's stages, in the log."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 
-from pat_jax.common.devices import Device
 from pat_jax.common.hosts.owners import owners
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.timeline import Span, Timeline
-from pat_jax.layout.mesh import hosts_of
-from pat_jax.planning import stage_names
-from pat_jax.run.logging.iteration_picture import IterationStages, plot_iteration
-from pat_jax.run.setup import Setup
+from pat_jax.run.start.places import Places
 
-PICTURE_FILE = "iteration.png"
+LEAST = 1e-3  # share of an iteration that a part of a stage must take to be counted
 log = logging.getLogger(__name__)
 
 
 class StageLog:
-    def __init__(self, timeline: Timeline, setup: Setup, predicted_s: Mapping[str, float]):
-        """`predicted_s` are seconds of each stage; empty if they were not predicted."""
-        self._timeline, self._setup, self._predicted_s = timeline, setup, predicted_s
-        self._last: IterationStages | None = None
+    """Logs what the stages of each iteration took."""
 
-    def note(self, step: int, tokens: int) -> None:
-        """Logs the stages since the last call, those of iteration `step`, whose passes read
-        `tokens` tokens."""
-        spans, places = self._timeline.take(), self._setup.places
-        if places.is_split:
-            spans = _of_all_processes(spans, places.devices)
-        made_of = places.devices, places.groups(), self._predicted_s, tokens
-        stages = IterationStages.of(step, spans, *made_of)
-        # The last update of a run with `--placement.lag 1` has no rollout beside it.
-        if self._last is None or any(x.name == stage_names.ROLLOUT for x in spans):
-            self._last = stages
-        log.info("step %d: %s", step, stages.described())
+    def __init__(self, timeline: Timeline, places: Places):
+        self._timeline, self._places = timeline, places
 
-    def draw(self, folder: Path) -> None:
-        """Draws the last iteration that has a rollout, with its stages as JSON, into a folder."""
-        if self._last is not None and self._last.spans:
-            plot_iteration(self._last, folder / PICTURE_FILE, _described(self._setup))
+    def note(self, step: int) -> Mapping[str, float]:
+        """Logs the stages since the last call, those of iteration `step`.
+
+        Returns:
+          Seconds by the name of the stage.
+        """
+        spans = self._timeline.take()
+        if self._places.is_split:
+            spans = _of_all_processes(spans, self._places)
+        seconds = seconds_of(spans)
+        stages = ", ".join(f"{name} {taken:.3g} s" for name, taken in seconds.items())
+        log.info("step %d: %s", step, stages)
+        return seconds
 
 
-def _of_all_processes(spans: Sequence[Span], devices: Sequence[Device]) -> list[Span]:
+def seconds_of(spans: Sequence[Span]) -> Mapping[str, float]:
+    """Returns the seconds of each stage, all its parts together. Parts that take no visible time
+    are left out."""
+    begin = min((span.begin_s for span in spans), default=0.0)
+    whole = max((span.end_s for span in spans), default=0.0) - begin
+    found: dict[str, float] = {}
+    for span in spans:
+        if (taken := span.end_s - span.begin_s) >= LEAST * whole:
+            found[span.name] = found.get(span.name, 0.0) + taken
+    return found
+
+
+def _of_all_processes(spans: Sequence[Span], places: Places) -> list[Span]:
     """Returns the stages of all processes, each as the first owner of its devices has timed it.
 
     The processes have begun their timelines when they last told each other something.
     """
-    us, place = process_group(), {device: i for i, device in enumerate(devices)}
+    us, devices = process_group(), places.devices
+    place = {device: i for i, device in enumerate(devices)}
     own = [
         (x.name, [place[device] for device in x.devices], x.begin_s, x.end_s)
         for x in spans
         if owners(x.devices)[0] == us.index
     ]
     every = [
-        Span(name, frozenset(devices[i] for i in places), *seconds)
+        Span(name, frozenset(devices[i] for i in positions), *seconds)
         for told in us.gather("stages", own)
-        for name, places, *seconds in told
+        for name, positions, *seconds in told
     ]
     return sorted(every, key=lambda span: span.begin_s)
-
-
-def _described(setup: Setup) -> dict[str, object]:
-    """Returns what a plan compares before it uses the seconds (`capacity/measured_iteration.py`)."""
-    hosts = len({*hosts_of(setup.devices)})
-    return {"subject": asdict(setup.subject), "hosts": hosts, "rest": setup.config.roles.rest}

@@ -96,17 +96,6 @@ class Places:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
 
-    def groups(self) -> list[Positions]:
-        """Returns the largest sets of devices that every role has all or none of, by their
-        positions in the run's order."""
-        position = {device: i for i, device in enumerate(self.devices)}
-        if self.has_tail:
-            return [tuple(sorted(position[x] for x in half)) for half in self.halves]
-        return [
-            tuple(sorted(position[part[i]] for part in self.parts for i in group))
-            for group in self.placement.groups()
-        ]
-
     def describe(self, roles: Collection[PlacedRole]) -> str:
         """Returns a line on the devices of these roles; empty if all have the same."""
         if self.placement.is_flat:
