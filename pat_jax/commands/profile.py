@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from pat_jax.commands.auto_placement import with_width
+from pat_jax.commands.expert_width import with_width
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError

@@ -20,19 +20,14 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     files."""
     config = meet(config, signals)
     with rows.placed(config) as config:
-        devices, chosen = configure(config.devices), None
-        if config.placement.name == "auto":
-            from pat_jax.commands.auto_placement import chosen_placement  # imports replays as well
-
-            chosen = chosen_placement(config, devices)
-            config = chosen.config
+        devices = configure(config.devices)
         if config.rollout.expert_width is None and "gpu" in {x.platform for x in devices}:
-            from pat_jax.commands.auto_placement import with_width  # imports prices as well
+            from pat_jax.commands.expert_width import with_width  # imports prices as well
 
             config = with_width(config, devices)
         setup = build(config, devices)
         with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-            training = Run(setup, scorer, signals, chosen)
+            training = Run(setup, scorer, signals)
             try:
                 process_group().agree("rows", lambda: rows.keep(config))
                 training.run()

@@ -12,7 +12,6 @@ PLACE = matches(
     rf"|all|half|quarter|{_RANGE}(,{_RANGE})*",
     "devices such as 0-3 or 0,2,4-7, or all, half or quarter (the first so many)",
 )
-AUTO = "--placement auto, which chooses the devices of all models"
 SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 
@@ -23,7 +22,7 @@ class PlacementConfig(Options):
 
     SECTION = "placement."
 
-    name: Literal["flatten", "interleave", "separate", "split", "auto"] = field(
+    name: Literal["flatten", "interleave", "separate", "split"] = field(
         default="flatten", metadata=SHORT_FORM
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
@@ -31,9 +30,7 @@ class PlacementConfig(Options):
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
-    auto: what is predicted to be fastest, the overlap included; flatten unless another one is
-    faster by more than predictions may be wrong. With several processes, each has its own halves
-    except with split, and process 0 chooses."""
+    With several processes, each has its own halves except with split."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and
@@ -42,7 +39,7 @@ class PlacementConfig(Options):
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
-    off-policy). It needs --algorithm.rollout_correction, and nothing chooses it but this option."""
+    off-policy). It needs --algorithm.rollout_correction."""
     tail: int = option(0, count(0, 2**20))
     """Responses left at which a rollout with flatten continues on the first half of the devices,
     while models read on the second half what has ended. 0: it stays on all of them. With several
@@ -66,11 +63,11 @@ class PlacementConfig(Options):
     def __post_init__(self):
         super().__post_init__()
         roles = {each.name for each in fields(self)} - {"name", "overlap", "lag", "tail"}
-        settles_all = {"auto": AUTO, "split": "--placement split"}.get(self.name)
-        for role in sorted(roles) if settles_all else ():
-            self.need(role, not getattr(self, role), f"nothing with {settles_all}")
-        self.need("lag", not (self.lag and settles_all), f"0 with {settles_all}")
-        sums_early = self.overlap == "gradients" and self.name == "split"
+        is_split = self.name == "split"
+        for role in sorted(roles) if is_split else ():
+            self.need(role, not getattr(self, role), "nothing with --placement split")
+        self.need("lag", not (self.lag and is_split), "0 with --placement split")
+        sums_early = self.overlap == "gradients" and is_split
         self.need("overlap", not sums_early, "none or scores with --placement split")
         self.need(
             "tail", not self.tail or self.name == "flatten", f"0 with --placement {self.name}"

@@ -47,7 +47,6 @@ from pat_jax.run.results.export import export_roles
 from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
-from pat_jax.run.start.chosen_placement import ChosenPlacement
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
 from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts
@@ -63,15 +62,8 @@ COMPARE_EVERY = 16
 class Run:
     """One training run, from compilation to the last picture."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        scorer: RewardScorer,
-        signals: StopSignals,
-        chosen: ChosenPlacement | None = None,
-    ):
-        """`chosen`: None if the placement was not chosen but asked for."""
-        self.setup, self.scorer, self.chosen, config = setup, scorer, chosen, setup.config
+    def __init__(self, setup: Setup, scorer: RewardScorer, signals: StopSignals):
+        self.setup, self.scorer, config = setup, scorer, setup.config
         self.open = OpenRun(
             config,
             "train",
@@ -197,9 +189,6 @@ class Run:
     def compile(self) -> None:
         config, setup, progress = self.config, self.setup, self.open.progress
         announce(config, setup, progress)
-        if self.chosen:
-            progress.print(f"placement: {self.chosen.reason}")
-            log.info("placement: %s\n%s", self.chosen.reason, self.chosen.table)
         first = process_group().agree("layouts to compile", lambda: first_layouts(config, setup))
         self.compiled = compile_run(config, setup, first, progress)
 

@@ -1,12 +1,16 @@
 """Accelerators as data: what is written of a target, and what is refused."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from pat_jax.common.chips import chip_of, chips
+from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.targets import PaperDevice, Target, paper_devices
 
 
 @pytest.mark.parametrize(
@@ -86,3 +90,18 @@ def test_a_device_is_known_by_the_name_that_jax_gives_it():
             assert output in chip.device_kinds
     # 756 Tflop/s, not the 989 of its namesake: better none than another's.
     assert chip_of("NVIDIA H100 PCIe") is None and chip_of("cpu") is None
+
+
+def devices_of(target: str) -> Sequence[Device]:
+    kind = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}[target[:4]]
+    stand_ins = cast("list[PaperDevice]", paper_devices(Target.parse(target)))
+    return [cast("Device", replace(each, device_kind=kind)) for each in stand_ins]
+
+
+@pytest.mark.parametrize("target", ["h100:8", "h100:8x2", "a100:4"])
+def test_gpus_are_a_target(target: str):
+    assert str(Target.of(devices_of(target))) == target
+
+
+def test_hosts_with_unlike_numbers_of_gpus_are_no_target():
+    assert Target.of([*devices_of("h100:8x2")][:12]) is None

@@ -102,12 +102,11 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
             f"{LAG} --placement separate --placement.overlap none",
             "expected 0 with --placement.overlap none",
         ),
-        (f"{LAG} --placement auto", "placement.lag is 1: expected 0 with --placement auto"),
+        (f"{LAG} --placement split", "placement.lag is 1: expected 0 with --placement split"),
         (
             "--placement separate --placement.tail 8",
             "placement.tail is 8: expected 0 with --placement separate",
         ),
-        ("--placement auto --placement.tail 8", "expected 0 with --placement auto"),
         ("--placement.reward half --placement.tail 8", "0 where models have devices of their own"),
         ("--placement.tail 8 --placement.overlap none", "0 with --placement.overlap none"),
         ("--placement.tail 8 --deterministic --rollout.compile all", "0 with --deterministic"),
@@ -117,6 +116,7 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.tail 256", "placement.tail is 256: expected less than the 128 responses"),
         ("--placement.tail 8 --switch_to dp1tp8 --switch_at 4", "0 with --switch_to"),
         ("--placement both", "placement.name is 'both'"),
+        ("--placement auto", "is 'auto': expected one of flatten, interleave, separate, split"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
             "placement.reference is 'interleave': expected the policy's devices",

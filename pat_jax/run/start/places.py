@@ -198,7 +198,6 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
 
 def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
     """Returns the devices of each role, of the `count` devices of each part."""
-    assert options.name != "auto", "a command settles it before it builds a run"
     whole = "the run's" if num_parts == 1 else "each process's"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}

@@ -1,0 +1,30 @@
+"""Settles `--rollout.expert_width auto` by the devices of a run, before the run is built."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from pat_jax.common.devices import Device
+from pat_jax.config.placement import PlacementConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.profiling.predict.expert_width import settled_width
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.run.setup import model_config
+
+log = logging.getLogger(__name__)
+Run = TypeVar("Run", bound=RunConfig)
+
+
+def with_width(config: Run, devices: Sequence[Device]) -> Run:
+    """Returns the run with a number in place of `--rollout.expert_width auto`: 1 on unknown
+    devices, or if its rollouts have devices of their own."""
+    rollout, model = config.rollout, model_config(config, devices)
+    if model.experts is None or config.placement != PlacementConfig():
+        return config
+    if (target := Target.of(devices)) is None:
+        return config
+    responses = rollout.prompts_per_step * rollout.num_generations
+    width = settled_width(target, model, rollout, config, responses)
+    log.info("--rollout.expert_width is %d", width)
+    return replace(config, rollout=replace(rollout, expert_width=width))
