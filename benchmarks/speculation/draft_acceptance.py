@@ -4,7 +4,7 @@
         --out benchmarks/results/draft_acceptance.json
 
 Nothing is generated: the policy's choice is the recorded token. All samples of a prompt run in lockstep, a
-verification step each (`profiling/simulate/draft_counting.py`). Drafts come from the response's own text
+verification step each (`draft_counting.py`). Drafts come from the response's own text
 with its prompt, from other samples of the prompt as far as they are at that moment, or from whole responses
 to the same prompt of an earlier policy. A tree has a second draft beside the first, which begins with
 another token; chains of as many tokens are among `--drafts`. "At launch" the samples are as they were when
@@ -16,7 +16,7 @@ weight.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report import options, write
+from benchmarks.speculation.draft_counting import Group, Record, Rules, Tokens, verify
+from benchmarks.speculation.draft_runs import counts_of
 from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, DraftResult
 from pat_jax.profiling.predict.kernel_files import NoData
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Tokens, verify
-from pat_jax.profiling.simulate.draft_runs import counts_of
 
 BURST = 32  # steps
 ROOM = 4.0  # of the engine for texts of others, in such lengths as rows have room for
@@ -39,14 +39,6 @@ SOURCES = {
     "own, siblings, earlier": Rules(siblings=True, earlier=True),
     "own, earlier": Rules(siblings=False, earlier=True, burst=BURST, room=ROOM),
     "own, siblings at launch, earlier": Rules(siblings=True, earlier=True, burst=BURST, room=ROOM),
-}
-IN_THE_ENGINE = SOURCES["own, siblings at launch, earlier"]
-ROOMS = {
-    **{f"room for {room}": replace(IN_THE_ENGINE, room=room) for room in (2, 4, 8, 16)},
-    **{
-        f"cut a {part}th of the columns ahead": replace(IN_THE_ENGINE, ahead_part=part)
-        for part in (1, 2, 4, 8, 16)
-    },
 }
 PRIOR_OF = "own, siblings"
 CONTROL = "codegen"  # a base model, which repeats little: not in the prior
@@ -88,17 +80,16 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> d
     tokens = sum(len(response) for group in groups for response in group.responses)
     has_earlier = any(group.earlier for group in groups)
 
-    def a_step(rules_of: Mapping[str, Rules], draft: int, branch: int = 0) -> dict[str, float]:
+    def a_step(draft: int, branch: int = 0) -> dict[str, float]:
         return {
             name: round(tokens / len(verify(record, replace(one, draft=draft, branch=branch))), 3)
-            for name, one in rules_of.items()
+            for name, one in SOURCES.items()
             if has_earlier or not one.earlier
         }
 
     found: dict[str, object] = {"prompts": len(groups), "tokens": tokens}
-    found |= {f"drafts of {draft}": a_step(SOURCES, draft) for draft in drafts}
-    found |= {f"trees of {one} and {other}": a_step(SOURCES, one, other) for one, other in TREES}
-    return found | ({"in other room, drafts of 8": a_step(ROOMS, 8)} if has_earlier else {})
+    found |= {f"drafts of {draft}": a_step(draft) for draft in drafts}
+    return found | {f"trees of {one} and {other}": a_step(one, other) for one, other in TREES}
 
 
 def prior_of(counts: Sequence[DraftResult]) -> dict[str, list]:

@@ -1,7 +1,7 @@
 """What drafts were worth in recorded responses, drawn for each sequence of a replay.
 
 Counted token by token: drafts from a response's own text and its siblings, which a row sees as they were when
-the burst was launched, in the engine's order and room (`profiling/simulate/draft_counting.py`).
+the burst was launched, in the engine's order and room (`draft_counting.py`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.speculation.draft_acceptance import BURST, ROOM, groups_of, recorded_responses
+from benchmarks.speculation.draft_counting import Group, Record, Rules, verify
+from benchmarks.speculation.draft_runs import acceptance_in
 from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
-from pat_jax.profiling.simulate.draft_sources import acceptance_in
 from pat_jax.profiling.simulate.machine import Workload
 
 # Whose responses, as `groups_of` names them.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.speculation.draft_counting import Group
 from benchmarks.speculation.recorded_drafts import CLASSES, RecordedDrafts
-from pat_jax.profiling.simulate.draft_counting import Group
 from pat_jax.profiling.simulate.machine import Workload
 
 DRAFT, CAP = 7, 4_096

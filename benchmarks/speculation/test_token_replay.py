@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from benchmarks.speculation.draft_counting import Group
 from benchmarks.speculation.token_replay import MOST, Texts, chosen
-from pat_jax.profiling.simulate.draft_counting import Group
 
 
 def test_each_token_knows_what_a_draft_there_would_have_right():

@@ -29,6 +29,7 @@ from benchmarks.planner.kernel_tables import SPLITS, measured_kernels
 from benchmarks.planner.regret_cells import SIZES
 from benchmarks.planner.workloads import read
 from benchmarks.report import in_processes, options, write
+from benchmarks.speculation import draft_counting
 from benchmarks.speculation.draft_acceptance import BURST, ROOM, groups_of, recorded_responses
 from benchmarks.speculation.recorded_drafts import EVERY_SAMPLE, SETS
 from benchmarks.speculation.speculation_cells import DRAFTS, GPU, Cell, grid
@@ -45,8 +46,8 @@ from pat_jax.planning.draft_counts import (
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.predict.kernel_files import NoData
-from pat_jax.profiling.simulate import draft_counting, simulator
-from pat_jax.profiling.simulate.drafted import DraftedRows, Went
+from pat_jax.profiling.simulate import simulator
+from pat_jax.profiling.simulate.drafted import DraftedRows
 from pat_jax.profiling.simulate.machine import Workload
 
 MOST = DRAFTS.longest  # tokens of a draft
@@ -112,40 +113,30 @@ class TokenRows(DraftedRows):
         # Of each sequence, left by its last step: see `token_batch.left_by`.
         self.kind, self.place, self.goes_on = np.zeros((3, len(self.table)), np.int64)
 
-    def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
-        table, pace = self.table, self.machine.pace(burst.shape.num_draft_tokens)
-        running, replica = table.running, table.replica(table.running)
-        before = table.length[running] - table.prompt_length[running]
-        generated, running_steps, pages, steps = 0 * left, 0 * left, 0 * left, 0
-        counts = Counts()
-        while steps < burst.max_steps:
-            is_running = generated < left
-            of_replica = np.bincount(replica[is_running], minlength=table.num_replicas)
-            more = self._lacking(generated, pages, is_running, pace.check_tokens)
-            is_short = np.bincount(replica, pages + more, len(in_reserve)) > in_reserve
-            if of_replica.max() <= burst.threshold or is_short.any():
-                break
-            pages += more
-            for _ in range(pace.check_every):
-                live = np.flatnonzero(generated < left)
-                new = self._step(
-                    burst, running[live], replica[live], (before + generated)[live], counts
-                )
-                generated[live] += np.minimum(new, (left - generated)[live])
-                running_steps[live] += 1
-            steps += pace.check_every
-        return Went(steps, generated, running_steps, pages, counts.result())
+    def _begin(self, burst: Burst) -> None:
+        self.burst, self.counts = burst, Counts()
 
-    def _step(
-        self,
-        burst: Burst,
-        rows: np.ndarray,
-        replica: np.ndarray,
-        token: np.ndarray,
-        counts: "Counts",
-    ) -> np.ndarray:
+    def _advance(
+        self, generated: np.ndarray, left: np.ndarray, of_replica: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        table, running = self.table, self.table.running
+        before = table.length[running] - table.prompt_length[running]
+        new, took = np.zeros((2, len(left)), np.int64)
+        for _ in range(steps):
+            live = np.flatnonzero(generated + new < left)
+            rows = running[live]
+            right = self._step(rows, table.replica(rows), (before + generated + new)[live])
+            new[live] += np.minimum(right, (left - generated - new)[live])
+            took[live] += 1
+        return new, took
+
+    def _counted(self, generated: np.ndarray) -> DraftResult:
+        return self.counts.result()
+
+    def _step(self, rows: np.ndarray, replica: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Tokens of each row, int[rows]."""
-        texts, of, believed = self.texts, self.of[rows], burst.accept_prob
+        texts, of, burst, counts = self.texts, self.of[rows], self.burst, self.counts
+        believed = burst.accept_prob
         assert believed is not None
         at = texts.start[of] + token % texts.length[of]
         matched, right, beside, branched = (

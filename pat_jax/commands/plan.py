@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ from pat_jax.common.bars import bar as progress_bar
 from pat_jax.common.bars import note
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
-from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import check_context
 from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
@@ -25,12 +23,6 @@ from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.question import Question
-from pat_jax.profiling.capacity.recorded_responses import (
-    Encode,
-    lengths_of,
-    read_responses,
-    sources_of,
-)
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.resting import settled
 from pat_jax.profiling.cross_compile.by_arithmetic import (
@@ -43,7 +35,7 @@ from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
-from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
 if TYPE_CHECKING:
@@ -113,9 +105,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         "max_completion_length": config.max_completion_length,
     }
     check_context(lengths_asked, model.max_position, config.model)
-    file, encode = config.responses_file, encode_of(config.model)
-    recorded = read_responses(Path(file), model.vocab_size, encode) if file else None
-    lengths = lengths_of(config, recorded)
+    lengths = find_lengths(config.lengths)
     longest = config.max_prompt_length + config.max_completion_length
     drafter = drafter_of(
         config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
@@ -139,7 +129,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         costs,
         Path(config.data),
         config,
-        sources_of(config, recorded, costs.drafts, config.min_length),
+        config.draft_sources(costs.drafts),
         measured,
     )
 
@@ -160,16 +150,6 @@ def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]
     critic = config.critic_model if config.has_critic else None
     asked = {"critic": critic, "rewards": config.reward, "teacher": config.teacher.model}
     return dict(shapes_of_roles(policy, shape, **asked))
-
-
-def encode_of(name: str) -> Encode | None:
-    """Returns a function that encodes text with the checkpoint's tokenizer, loaded at its first
-    call. Returns None for a built-in shape."""
-    folder = local_checkpoint(name, weights=False)
-    if not Path(folder).is_dir():
-        return None
-    loaded = cache(lambda: HuggingFaceTokenizer(folder))
-    return lambda text: loaded().encode(text)
 
 
 def folder_name(config: PlanConfig, now: datetime) -> str:

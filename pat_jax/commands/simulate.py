@@ -17,12 +17,6 @@ from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.sizing.draft_choice import drafter_of, shape_of
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
-from pat_jax.profiling.capacity.recorded_responses import (
-    RecordedResponses,
-    lengths_of,
-    read_responses,
-    sources_of,
-)
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.tables import SOURCE_HEADER, source_rows
 from pat_jax.profiling.capacity.what_if import (
@@ -35,6 +29,7 @@ from pat_jax.profiling.capacity.what_if import (
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 # Columns of the comparison with drafts.
@@ -118,15 +113,13 @@ class Simulated:
 def simulated(config: SimulateConfig) -> Simulated:
     profile = read_profile(Path(config.profile))
     model = model_of(profile)
-    file = config.responses_file
-    recorded = read_responses(Path(file), model.vocab_size, None) if file else None
-    lengths = lengths_of(config, recorded)
+    lengths = find_lengths(config.lengths)
     for _, cap, *_ in config.cases():
         asked = {"prompt_tokens": longest_prompt(config, lengths), "max_completion_length": cap}
         check_context(asked, model.max_position, config.profile)
     configure(0)
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
-    drafter, sources, told = _drafts(config, profile, recorded, longest)
+    drafter, sources, told = _drafts(config, profile, longest)
     answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
     found = Simulated(config, profile, lengths, answers, told)
     if config.out:
@@ -135,7 +128,7 @@ def simulated(config: SimulateConfig) -> Simulated:
 
 
 def _drafts(
-    config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
+    config: SimulateConfig, profile: Profile, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
     """Returns the requested drafts, as far as the profile has them, their sources, and notes.
     Raises UserError if a source was asked for and the profile has none of its drafts."""
@@ -149,8 +142,7 @@ def _drafts(
             f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
             "option out."
         )
-    least = min(length for _, _, length in profile.latency.decode_table)
-    sources = sources_of(config, recorded, drafts, least)
+    sources = config.draft_sources(drafts)
     told = (*told, *(sources.words(drafts.most) if sources else ()))
     return replace(wanted, drafts=drafts), sources, told
 
@@ -178,7 +170,7 @@ def answer(
         replace(config.speculation, num_draft_tokens=numbers) if numbers else NO_SPECULATION,
         drafter.policy and drafter.policy.config,
     )
-    machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)
+    machine = machine_of(profile, what_if, sources and sources.largest.acceptance)
     known = sources.known if sources else ()
     found = compare(machine, lengths, series, sources=known)
     return Answer(what_if, found, unmeasured(profile, machine))

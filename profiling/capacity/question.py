@@ -58,7 +58,7 @@ def machine_of(
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
-        acceptance=sources.of_every_rollout.acceptance if sources else None,
+        acceptance=sources.largest.acceptance if sources else None,
     )
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, RESPONSES, SEED, TOKENS, positive
 from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import PRIOR_GENERATED
+from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 
@@ -13,17 +15,12 @@ from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 class ReplayOptions(Options):
     """Options that choose which rollouts are sampled and replayed."""
 
-    lengths: str = ""
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes
-    those of --responses_file, or reasoning."""
-    responses_file: str = ""
-    """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
-    pat_jax.generate writes: accepted draft tokens are counted in them. Token ids, or in `plan`
-    texts, if --model is a checkpoint with a tokenizer. Empty takes built-in counts."""
+    lengths: str = "reasoning"
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
     """Probability that a draft token is right if those before it are, for drafts that a model
-    generates (--speculation.source model:DIR or early_exit:LAYER). For copied drafts it is
-    counted."""
+    generates (--speculation.source model:DIR or early_exit:LAYER). For copied drafts it is built
+    in."""
     length_scale: float = option(1.0, positive(1000))
     """Factor on the response lengths of the file or the distribution."""
     num_generations: int = option(8, RESPONSES)
@@ -31,7 +28,7 @@ class ReplayOptions(Options):
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
     """Correlation of the normal scores of two responses to one prompt; 0 makes them independent."""
     prompt_tokens: int = option(256, TOKENS)
-    """Tokens of every prompt, if the file of --lengths or --responses_file has none; in `plan` at
+    """Tokens of every prompt, if the file of --lengths has none; in `plan` at
     most --max_prompt_length."""
     seed: int = option(0, SEED)
     """Seed of the rollouts drawn."""
@@ -54,3 +51,11 @@ class ReplayOptions(Options):
         """The draw of a rollout of `responses`, each cut at `cap` tokens."""
         alike = self.num_generations, self.correlation
         return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)
+
+    def draft_sources(self, drafts: Drafts) -> DraftSources | None:
+        """The sources of drafts in the requested rollouts; None: there are no drafts."""
+        if not drafts.num_draft_tokens:
+            return None
+        if drafts.is_generated:
+            return DraftSources.generated(self.speculation.source, self.draft_acceptance)
+        return DraftSources.built_in(drafts, self.num_generations)

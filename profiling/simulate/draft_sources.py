@@ -1,24 +1,19 @@
 """The sources of drafts in rollouts, and how often drafts from each are accepted.
 
-The acceptance is counted in recorded responses, built in, or assumed for drafts by a model.
+The acceptance is built in, or assumed for drafts by a model.
 
-Knows token ids and tables. Does not know files, nor what a step costs.
+Knows tables. Does not know what a step costs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import GENERATED, KINDS, MAX_RUN
 from pat_jax.planning.drafts import PRIOR_BRANCH_COUNTS, Acceptance
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
-from pat_jax.profiling.simulate.draft_runs import counts_of
 
-OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
-MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
+OWN, SIBLINGS = "own text", "own text, siblings"
 # The tables of `planning.drafts` are for own text and siblings; these are for own text alone.
 OWN_ACCEPTED = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
@@ -52,7 +47,6 @@ BUILT_IN_ORIGIN = (
     "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
     "in RL; docs/figures.md)"
 )
-MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layouts are compared with drafts that have none."
 
 
 @dataclass(frozen=True)
@@ -72,12 +66,15 @@ class DraftSources:
 
     origin: str  # of their acceptance, for people
     known: tuple[DraftSource, ...]
-    told: tuple[str, ...] = ()  # what else to print, in sentences
 
     @classmethod
-    def built_in(cls) -> "DraftSources":
-        known = DraftSource(OWN, _own_text()), DraftSource(SIBLINGS, Acceptance.unseen())
-        return cls(BUILT_IN_ORIGIN, known)
+    def built_in(cls, drafts: Drafts, samples: int) -> "DraftSources":
+        """The sources of copied drafts: siblings too, if other texts have room and prompts have
+        several samples."""
+        own = DraftSource(OWN, _own_text())
+        if drafts.texts and samples > 1:
+            return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
+        return cls(BUILT_IN_ORIGIN, (own,))
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSources":
@@ -88,70 +85,20 @@ class DraftSources:
         )
         return cls(origin, (DraftSource(source, generated(accepted)),))
 
-    @classmethod
-    def counted(
-        cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int, least: int
-    ) -> "DraftSources":
-        """Sources whose acceptance is counted in recorded responses.
-
-        Args:
-          name: of the recording.
-          burst_steps: most steps of a burst with drafts. Throughout a burst siblings stay as they
-            were at its launch.
-          least: tokens of the shortest length bucket, which sets the room for texts of others.
-        """
-        some = _some(groups)
-        record = Record(some, CONTEXT)
-        rules = {OWN: Rules(siblings=False, earlier=False)}
-        told = []
-        if any(len(group.responses) > 1 for group in some):
-            rules[SIBLINGS] = Rules(siblings=True, earlier=False)
-        else:
-            told.append(
-                f"{name} has one response to each prompt: what drafts from siblings are worth is not "
-                "known, and none are counted."
-            )
-        if any(group.earlier for group in some):
-            rules[EARLIER] = Rules(siblings=SIBLINGS in rules, earlier=True)
-        draft = drafts.longest
-        shape = {"draft": draft, "branch": draft, "burst": burst_steps}
-        shape |= {"room": float(drafts.texts), "least": least}
-        known = [
-            DraftSource(name, acceptance_in(verify(record, replace(each, **shape)), draft))
-            for name, each in rules.items()
-        ]
-        responses = [text for group in some for text in group.responses]
-        origin = (
-            f"counted in {name}: {len(responses):,} responses to {len(some):,} prompts, "
-            f"{sum(map(len, responses)):,} tokens"
-        )
-        if len(some) < len(groups):
-            origin += f" (drawn from {len(groups):,} prompts)"
-        return cls(origin, tuple(known), tuple(told))
-
-    def within(self, drafts: Drafts, samples: int) -> "DraftSources":
-        """Returns only the response's own text as source if other texts have no room or prompts
-        have one sample; else all sources."""
-        if drafts.texts and samples > 1:
-            return self
-        return replace(self, known=tuple(x for x in self.known if x.name == OWN))
-
     @property
-    def of_every_rollout(self) -> DraftSource:
-        """The largest source of drafts that every rollout has. Earlier responses exist only in runs
-        that meet a prompt again."""
-        return [source for source in self.known if source.name != EARLIER][-1]
+    def largest(self) -> DraftSource:
+        return self.known[-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
         """The assumptions in sentences, for drafts of at most `draft` tokens."""
         alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
         origin = f"Drafts are right as often as {self.origin}."
-        yours = " Your texts may repeat more or less: --responses_file counts yours."
+        yours = (
+            " Your texts may repeat more or less: rollout/tokens_per_row_step of a run has yours."
+        )
         return (
             origin + yours * (self.origin == BUILT_IN_ORIGIN),
             f"A sequence alone generates so many tokens a step with drafts of {draft}: {alone}.",
-            *self.told,
-            *[MET_AGAIN] * (self.known[-1].name == EARLIER),
         )
 
 
@@ -163,16 +110,6 @@ def generated(accepted: float) -> Acceptance:
     return Acceptance(begun, proposed, accepted * proposed, branch_counts, is_generated=True)
 
 
-def acceptance_in(steps: Steps, draft: int) -> Acceptance:
-    """The acceptance counted in `steps` with drafts of at most `draft` tokens. Tokens that no run
-    reached have the prior's."""
-    counts = counts_of(steps, draft)
-    branch_counts = np.array(PRIOR_BRANCH_COUNTS) + SURE * counts.branch_counts
-    return Acceptance(
-        counts.begun.astype(float), SURE * counts.proposed, SURE * counts.accepted, branch_counts
-    )
-
-
 def _own_text() -> Acceptance:
     """The acceptance of own text, by the tables alone: the prior does not count."""
     nothing = [0.0] * len(OWN_ACCEPTED[0])
@@ -180,12 +117,3 @@ def _own_text() -> Acceptance:
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")
     proposed, branch_counts = np.full_like(rate, SURE), np.array(OWN_BRANCH_COUNTS)
     return Acceptance(np.array(OWN_BEGUN), proposed, SURE * rate, branch_counts)
-
-
-def _some(groups: Sequence[Group]) -> list[Group]:
-    """Prompts drawn at random, with at most `MOST_COUNTED` tokens together; at least one prompt."""
-    tokens = np.array([sum(map(len, (*group.responses, *group.earlier))) for group in groups])
-    order = np.random.default_rng(0).permutation(len(groups))
-    is_within = np.cumsum(tokens[order]) <= MOST_COUNTED
-    is_within[0] = True
-    return [groups[i] for i in sorted(order[is_within].tolist())]

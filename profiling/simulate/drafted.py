@@ -56,7 +56,7 @@ class DraftedRows:
         self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
         self._are_alike = accepts is None
         place = {one: i for i, one in enumerate(self._kinds)}
-        self._kind = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
+        self._kinds_of = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
         # The tokens of steps for each acceptance, by the last predictions: bursts with equal
         # predictions share them.
@@ -85,13 +85,10 @@ class DraftedRows:
           in_reserve: int[replicas], pages that rows may draw.
         """
         table, pace = self.table, self.machine.pace(burst.shape.num_draft_tokens)
-        running, every = table.running, pace.check_every
-        replica = table.replica(running)
-        kinds, kind = np.unique(self._kind[running], return_inverse=True)
-        expected = [self._expected(burst, i) for i in kinds.tolist()]
-        before = table.length[running] - table.prompt_length[running]
-        generated, running_steps, pages, steps = 0 * left, 0 * left, 0 * left, 0
-        drafted = np.zeros(len(kinds))
+        replica = table.replica(table.running)
+        self._begin(burst)
+        generated, running_steps, pages = (np.zeros_like(left) for _ in range(3))
+        steps = 0
         while steps < burst.max_steps:
             is_running = generated < left
             of_replica = np.bincount(replica[is_running], minlength=table.num_replicas)
@@ -100,18 +97,46 @@ class DraftedRows:
             if of_replica.max() <= burst.threshold or is_short.any():
                 break
             pages += more
-            times = np.where(before + generated < FIRST_TOKENS, self._times[running], 1.0)
-            tokens = np.stack([one.tokens(of_replica) for one in expected])
-            rate = 1 + times * (tokens[kind, replica] - 1)
-            to_come = np.where(is_running, left - generated, 0)
-            new, took = self._generate(running, rate, to_come, every)
-            generated, running_steps, steps = generated + new, running_steps + took, steps + every
-            verified = np.stack([one.drafted(of_replica) for one in expected])
-            drafted += np.bincount(kind, verified[kind, replica] * took, len(kinds))
-        of_kind = np.bincount(kind, generated, len(kinds))
-        each = [one.counted(*x) for one, *x in zip(expected, of_kind, drafted, strict=True)]
-        counts = [np.sum(x, axis=0) for x in zip(*each, strict=True)]
-        return Went(steps, generated, running_steps, pages, self._whole(counts))
+            new, took = self._advance(generated, left, of_replica, pace.check_every)
+            generated, running_steps = generated + new, running_steps + took
+            steps += pace.check_every
+        return Went(steps, generated, running_steps, pages, self._counted(generated))
+
+    def _begin(self, burst: Burst) -> None:
+        kinds, self._kind = np.unique(self._kinds_of[self.table.running], return_inverse=True)
+        self._steps_of = [self._expected(burst, i) for i in kinds.tolist()]
+        self._verified = np.zeros(len(kinds))
+
+    def _advance(
+        self, generated: np.ndarray, left: np.ndarray, of_replica: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Advances the rows of a burst by at most `steps`. Returns the tokens of each row, and the
+        steps that it took.
+
+        Args:
+          generated: int[running], tokens of the burst so far.
+          left: int[running], as in `run`.
+          of_replica: int[replicas], rows that are not done.
+        """
+        table, running = self.table, self.table.running
+        replica = table.replica(running)
+        before = table.length[running] - table.prompt_length[running]
+        is_first = before + generated < FIRST_TOKENS
+        times = np.where(is_first, self._times[running], 1.0)
+        tokens = np.stack([one.tokens(of_replica) for one in self._steps_of])
+        rate = 1 + times * (tokens[self._kind, replica] - 1)
+        new, took = self._generate(running, rate, np.maximum(left - generated, 0), steps)
+        verified = np.stack([one.drafted(of_replica) for one in self._steps_of])
+        of_row = verified[self._kind, replica] * took
+        self._verified += np.bincount(self._kind, of_row, len(self._verified))
+        return new, took
+
+    def _counted(self, generated: np.ndarray) -> DraftResult:
+        """The counts of the burst, in which each row generated so many tokens."""
+        of_kind = np.bincount(self._kind, generated, len(self._verified))
+        parts = zip(self._steps_of, of_kind, self._verified, strict=True)
+        each = [steps.counted(tokens, verified) for steps, tokens, verified in parts]
+        return self._whole([np.sum(x, axis=0) for x in zip(*each, strict=True)])
 
     def _expected(self, burst: Burst, kind: int) -> "_Copied | _Generated":
         """The steps of rows whose acceptance is `_kinds[kind]`."""

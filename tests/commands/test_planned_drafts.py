@@ -1,11 +1,9 @@
-"""`plan` and `simulate` of drafts: said by a model, or copied from recorded responses; what they cost, what
-is assumed, what is refused."""
+"""`plan` and `simulate` with the drafts of a model: what they cost, what is assumed, what is refused."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from profiles import save_profile
 from runs import write_checkpoint
@@ -170,62 +168,3 @@ class TestSimulate:
     def test_by_itself_it_drafts_nothing_then_and_says_why(self, profile: Path, in_process):
         printed = in_process(simulate.main, *self.asked(profile))
         assert "drafts are from the first layer, not from texts: none are made" in printed
-
-
-def recorded(folder: Path, samples: int, *, length: int = 300) -> Path:
-    """Responses that say ten tokens again and again, each prompt others, as generate writes them."""
-    rng, rows = np.random.default_rng(0), []
-    for line in range(1, 7):
-        motif = rng.integers(2, 120, 10)
-        for sample in range(samples):
-            tokens = np.resize(motif, length - 20 * sample).tolist()
-            rows.append({"line": line, "sample": sample, "text": None, "token_ids": tokens})
-    path = folder / "said.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_a_plan_counts_drafts_and_lengths_in_it(tmp_path: Path):
-    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 4)), asked=ASKED)
-    assert found.lengths.source == "said.jsonl, 24 responses"
-    assert max(found.comparison.longest) <= 300
-    own, siblings = found.comparison.by_source
-    built_in = report_of("auto").comparison.by_source
-    assert own.tokens_per_step[0] > built_in[0].tokens_per_step[0]
-    assert siblings.tokens_per_step[0] >= 0.95 * own.tokens_per_step[0]
-    told = plan_text(found)
-    assert "counted in said.jsonl: 24 responses to 6 prompts, 6,480 tokens" in told
-    assert "built in: counted" not in told
-
-
-def test_lengths_that_are_given_win(tmp_path: Path):
-    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 2)))
-    assert found.lengths.source.startswith("built-in 'short'")
-
-
-def test_without_siblings_their_row_is_left_out_and_said(tmp_path: Path):
-    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 1)), asked=ASKED)
-    (own,) = found.comparison.by_source
-    assert own.name == "own text"
-    assert "said.jsonl has one response to each prompt" in plan_text(found)
-
-
-def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"prompt": "a", "text": "b"}\n')
-    with pytest.raises(UserError, match=r"texts.jsonl, line 1, has no token_ids or tokens"):
-        report_of("auto", "--responses_file", str(path), asked=ASKED)
-    path.write_text('{"prompt": "a", "token_ids": [500]}\n')
-    with pytest.raises(UserError, match=r"has the token 500: expected ids from 0 to 127"):
-        report_of("auto", "--responses_file", str(path), asked=ASKED)
-
-
-def test_simulate_counts_them_too(tmp_path: Path, in_process):
-    profile, out = save_profile(tmp_path / "profile.json", {7: 1.1}), tmp_path / "out.json"
-    options = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
-    options += ["--responses_file", str(recorded(tmp_path, 4, length=120)), "--out", str(out)]
-    printed = in_process(simulate.main, "--profile", str(profile), *options)
-    assert "lengths: said.jsonl, 24 responses" in printed and "drafts from" in printed
-    assert "counted in said.jsonl: 24 responses to 6 prompts" in printed
-    (answer,) = json.loads(out.read_text())["answers"]
-    assert [one["name"] for one in answer["by_source"]] == ["own text", "own text, siblings"]

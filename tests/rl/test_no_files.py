@@ -14,7 +14,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.run_command import in_one_sentence
 from pat_jax.config.command_line import parse
 from pat_jax.planning.latency.profile import read_profile
-from pat_jax.profiling.capacity.recorded_responses import read_responses
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.rl.data import row_files
 from pat_jax.rl.data.example_files import read_example_file
@@ -29,7 +28,6 @@ READERS = {
     "results": lambda path: ResultFile(path, resume=True),
     "options": lambda path: parse(["--config", str(path)]),
     "profile": read_profile,
-    "responses": lambda path: read_responses(path, 10, None),
     "lengths": lambda path: find_lengths(str(path)),
 }
 KINDS = ["pipe", "socket", "/dev/zero", "/dev/full", "/dev/null", "folder", "ring", "long", "deep"]

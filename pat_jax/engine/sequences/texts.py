@@ -18,7 +18,7 @@ BESIDE = LEAD + 1  # extra columns of a response: its lead and the separator beh
 # Texts that are cut reach past the longest running sample by a row's own columns over this number:
 # bursts launched behind others see the same texts as the first. On real texts an eighth and a half
 # give 3 and 1 % fewer tokens per step, all of the columns 4 %
-# (`python -m benchmarks.speculation.draft_acceptance`).
+# (`benchmarks/results/draft_acceptance.json`).
 AHEAD_PART = 4
 
 

@@ -1,7 +1,4 @@
-"""Simulates the verification of copied drafts on recorded responses, for many prompts at once.
-
-Knows token ids and when each text exists. Does not know what a step costs.
-"""
+"""Simulates the verification of copied drafts on recorded responses, for many prompts at once."""
 
 import math
 from collections.abc import Sequence
@@ -20,6 +17,8 @@ Tokens = Sequence[int]
 ENDED, EARLIER, RUNNING = range(3)
 NOWHERE = -1
 NO_RUN = 0  # the run that finds nothing
+# Tokens of the shortest length bucket; buckets double up to what the longest running row needs.
+LEAST_BUCKET = 64
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ class Rules:
     # equal matches first, earlier responses last. Otherwise as the engine lays them out, in `room`.
     burst: int = 0
     room: float = 1e6  # of others, in multiples of the length bucket of rows
-    # Tokens of the shortest length bucket; buckets double up to what the longest running row needs.
-    least: int = 64
-    ahead_part: int = AHEAD_PART  # see `engine/sequences/texts.py`
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +217,7 @@ class _Lockstep:
         generated = at - record.known_tokens[: record.rows]
         np.maximum.at(farthest, record.group[going_on], generated[going_on])
         is_cut = total[group] > room
-        ahead = farthest[group] + bucket // self.rules.ahead_part
+        ahead = farthest[group] + bucket // AHEAD_PART
         known_tokens = np.where(is_cut, np.minimum(known_tokens, ahead), known_tokens)
         self.known[text] = record.known_tokens[text] + known_tokens
         before = np.cumsum(known_tokens) - known_tokens
@@ -231,8 +227,8 @@ class _Lockstep:
 
     def _bucket(self, longest: int) -> int:
         """The length bucket of a row of `longest` tokens."""
-        doublings = math.ceil(math.log2(max(1, longest) / self.rules.least))
-        return self.rules.least * 2 ** max(0, doublings)
+        doublings = math.ceil(math.log2(max(1, longest) / LEAST_BUCKET))
+        return LEAST_BUCKET * 2 ** max(0, doublings)
 
     def step(self) -> tuple[np.ndarray, ...]:
         """One step: the index of each running row, and its fields of `Steps` from `matched` on."""

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.speculation.draft_counting import Steps
 from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.planning.draft_counts import (
     BRANCHES,
@@ -13,7 +14,8 @@ from pat_jax.planning.draft_counts import (
     MAX_RUN,
     DraftResult,
 )
-from pat_jax.profiling.simulate.draft_counting import Steps
+from pat_jax.planning.drafts import PRIOR_BRANCH_COUNTS, Acceptance
+from pat_jax.profiling.simulate.draft_sources import SURE
 
 
 class _Runs(NamedTuple):
@@ -67,3 +69,13 @@ def counts_of(steps: Steps, draft: int) -> DraftResult:
     np.add.at(begun, runs.begun, ~runs.goes_on)
     np.add.at(branch_counts, (runs.begun, runs.beside), runs.is_drafted)
     return DraftResult(begun, proposed, accepted, branch_counts, draft * len(steps))
+
+
+def acceptance_in(steps: Steps, draft: int) -> Acceptance:
+    """The acceptance counted in `steps` with drafts of at most `draft` tokens. Tokens that no run
+    reached have the prior's."""
+    counts = counts_of(steps, draft)
+    branch_counts = np.array(PRIOR_BRANCH_COUNTS) + SURE * counts.branch_counts
+    return Acceptance(
+        counts.begun.astype(float), SURE * counts.proposed, SURE * counts.accepted, branch_counts
+    )
