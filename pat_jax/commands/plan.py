@@ -17,7 +17,6 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, sha
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.capacity.measured_iteration import read_iteration
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
@@ -92,9 +91,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
     """Builds the question from the options. Writes and compiles nothing. Raises UserError if
     anything in the options is wrong."""
     target, model = Target.parse(config.target), model_of(config.model)
-    if config.placement == "flatten":
-        width = settled_width(target, model, config, config, config.responses)
-        config = replace(config, expert_width=width)
+    width = settled_width(target, model, config, config, config.responses)
+    config = replace(config, expert_width=width)
     if config.max_completion_length is None:
         config = config.settled(model.max_position)
         lengths = {"max_completion_length": (config.max_completion_length, LONGEST)}
@@ -116,7 +114,6 @@ def question_of(config: PlanConfig, command: str) -> Question:
     run = config.run(target)
     order = settled(Order.of(target, run, model, depths, draft_model, others))
     check_room(order, config.model)
-    measured = read_iteration(Path(config.measured), order) if config.measured else None
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
     costs = costs_of(build, profile, Path(config.data), config.sums)
@@ -130,7 +127,6 @@ def question_of(config: PlanConfig, command: str) -> Question:
         Path(config.data),
         config,
         config.draft_sources(costs.drafts),
-        measured,
     )
 
 

@@ -23,14 +23,3 @@ def update(role: str) -> str:
     """Returns the name of all gradients and optimizer steps of an iteration, one after the
     other."""
     return f"update of the {role}"
-
-
-def parts(name: str) -> tuple[str, ...]:
-    """Returns the stages that a stage consists of: an update is gradients and a step."""
-    role = name.removeprefix(update(""))
-    return (name,) if role == name else (gradients(role), step(role))
-
-
-def reads_tokens(name: str) -> bool:
-    """Whether a stage takes longer the more tokens an iteration has."""
-    return name != TRANSFER and not name.startswith(step(""))

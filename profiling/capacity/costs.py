@@ -12,7 +12,6 @@ from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.layout import expert_ways, kv_ways
 from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.latency.parts import of_part
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
@@ -156,26 +155,6 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
     )
 
 
-def of_fewer_devices(
-    costs: SourcedLatency, profile: Path, whole: Order, build: TargetBuild
-) -> SourcedLatency | None:
-    """The times of `build`, whose devices are some of those that a profile is of; None: it has none
-    of them.
-
-    Args:
-      costs: of all devices, by this profile.
-      whole: of all devices.
-    """
-    part = build.order.target
-    ratio = whole.target.num_devices // part.num_devices
-    latency = of_part(read_profile(profile).latency, ratio, part.devices_per_host)
-    known = splits_of(latency)
-    rows = {split: rows for split, rows in build.buckets.rows.items() if split in known}
-    if whole.model.experts or not rows:
-        return None
-    return replace(costs, latency=latency.on(rows, build.buckets.lengths))
-
-
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
     """The requested drafts whose steps were measured, and sentences to print if there are none."""
     drafts, come_from = drafter.drafts, drafter.come_from
@@ -194,8 +173,7 @@ def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tu
 _UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 
-def differences(subject: Subject, order: Order) -> list[str]:
-    """Returns in words what a measured machine or model has unlike that of a plan."""
+def _check(path: Path, subject: Subject, order: Order) -> None:
     target, config = order.target, order.config
     model = json.loads(json.dumps(asdict(order.model)))  # a profile's has lists, no tuples
     model = {name: value for name, value in model.items() if name not in _UNTIMED}
@@ -207,13 +185,10 @@ def differences(subject: Subject, order: Order) -> list[str]:
     }
     found = {**subject.model, "devices": subject.num_devices}
     found |= {name: getattr(subject, name) for name in ("backend", "dtype", "weights")}
-    return [
+    wrong = [
         f"{name} {found.get(name)}, not {n}" for name, n in expected.items() if found.get(name) != n
     ]
-
-
-def _check(path: Path, subject: Subject, order: Order) -> None:
-    if wrong := differences(subject, order):
+    if wrong:
         raise UserError(
             f"option --profile is {str(path)!r}: of something else ({'; '.join(wrong)}); measure one "
             "with python -m pat_jax.profile, or leave it out."

@@ -85,13 +85,6 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     takes no device and is left out."""
     teacher: PlannedTeacher = field(default_factory=PlannedTeacher)
     roles: RolesConfig = field(default_factory=RolesConfig)
-    placement: Literal["flatten", "auto"] = "flatten"
-    """Devices of each model. flatten: all models have all devices. auto prices placements on parts
-    of the devices as well, and tells which one is the fastest. See --placement of train."""
-    measured: str = ""
-    """iteration.json of a run of this model with --placement flatten on --target. With --placement
-    auto, prices have what its passes and steps took in place of composed seconds; empty composes
-    them."""
     mini_batch_size: int = option(0, COUNT_OR_ZERO)
     """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps
     the policy scores every response. See --algorithm.mini_batch_size of train."""
@@ -169,9 +162,6 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             "algorithm.name", self.train or self.algorithm == PlannedAlgorithm(), f"grpo {off}"
         )
         self.need("roles.rest", self.train or self.roles == RolesConfig(), f"auto {off}")
-        self.need("placement", self.train or self.placement == "flatten", f"flatten {off}")
-        is_priced = self.placement == "auto"
-        self.need("measured", is_priced or not self.measured, "nothing without --placement auto")
         distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
         self.need(
             "teacher.model",
@@ -248,7 +238,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             teacher=TeacherConfig(**self.teacher.shared(TeacherConfig)),
             algorithm=AlgorithmConfig(
                 name=self.algorithm.name,
-                **{**ALGORITHMS[self.algorithm.name], **self.algorithm.changed},
+                **ALGORITHMS[self.algorithm.name],
                 beta=self.beta,
                 mini_batch_size=self.mini_batch_size or prompts,
                 tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,

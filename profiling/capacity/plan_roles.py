@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import count
@@ -25,16 +24,6 @@ class PlannedAlgorithm(Options):
     name: AlgorithmName = "grpo"
     """Algorithm of the update; ppo trains a critic beside the policy. See --algorithm.name of
     train."""
-    whiten_advantages: Literal["auto", "true", "false"] = "auto"
-    """Advantages have mean 0 and standard deviation 1 over a batch, so that gradients wait for all
-    responses, whatever the placement. auto: as the algorithm does. See
-    --algorithm.whiten_advantages of train."""
-
-    @property
-    def changed(self) -> dict[str, bool]:
-        """The options of train that are not as the algorithm has them."""
-        is_auto, value = self.whiten_advantages == "auto", self.whiten_advantages == "true"
-        return {} if is_auto else {"whiten_advantages": value}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pat_jax.profiling.capacity.layout_parts import (
     steps_of,
 )
 from pat_jax.profiling.capacity.limits import limits, of_experts
-from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.question import Question, machine_of, refused_layouts
 from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
 from pat_jax.profiling.capacity.resting import both
@@ -80,7 +79,6 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
         resting,
-        Placing(question).placements() if question.options.placement == "auto" else None,
     )
 
 

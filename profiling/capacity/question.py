@@ -10,7 +10,6 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.layout_parts import WHILE_DECODING
-from pat_jax.profiling.capacity.measured_iteration import MeasuredIteration
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
@@ -33,7 +32,6 @@ class Question:
     data: Path  # a folder that may hold kernel tables
     options: PlanConfig  # settled: no option is auto
     sources: DraftSources | None = None  # of drafts; None: there are no drafts
-    measured: MeasuredIteration | None = None  # by a run; None: passes are composed
 
     @property
     def run(self) -> RunConfig:

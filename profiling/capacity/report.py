@@ -12,12 +12,11 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.placement.priced import Placements
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import StepRange
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 7  # of the JSON
+VERSION = 8  # of the JSON
 KINDS = {  # the tasks of a layout, and the programs for each
     "prefill": ("prefill",),
     "decode": ("decode",),
@@ -167,7 +166,6 @@ class PlanReport:
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
     resting: Resting | None = None  # None: no models besides the policy and its reference
-    placements: Placements | None = None  # None: not asked for
     version: int = VERSION
 
     def compiles(self, split: Split) -> dict[str, bool | None]:

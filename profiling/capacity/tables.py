@@ -6,11 +6,9 @@ from statistics import fmean
 
 from pat_jax.common.text_table import Cell, Table, percent, starred
 from pat_jax.planning.memory import GIB
-from pat_jax.planning.placement import in_ranges
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
 from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
-from pat_jax.profiling.placement.priced import Placements
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
@@ -164,23 +162,6 @@ def resting(found: Resting) -> Table:
         ]
         for x in found.iterations
     ]
-    return Table(header, rows)
-
-
-WAIT = {"device": "on devices", "host": "in the host"}
-
-
-def placements(found: Placements) -> Table:
-    """The placements with names, and the fastest others."""
-    header = ["placement", "models wait", "seconds", "as fast as flatten", "bound by"]
-    header += ["GiB of a device", ""]
-    rows = []
-    for x in found.shown():
-        chosen = "chosen" if x is found.chosen else x.refusal
-        times = f"{1 + found.gain(x):.2f} x" if x.seconds else ""
-        bound = f"{x.bound} {percent(x.bound_share)}" if x.seconds else ""
-        gib = ", ".join(f"{in_ranges(y.devices)}: {y.num_bytes / GIB:.3g}" for y in x.memory)
-        rows.append([x.name, WAIT[x.rest], x.seconds, times, bound, gib, chosen])
     return Table(header, rows)
 
 

@@ -148,25 +148,19 @@ class PlannedUpdate:
     def work(self) -> UpdateWork:
         return self.passes.work
 
-    def transfer(self, target: Split, kept: int | None = None) -> Seconds:
-        """Seconds of transfer and checksums.
-
-        Args:
-          kept: bytes of a device for the rollout's weights; None: those of `target`, a layout of
-            these devices.
-        """
+    def transfer(self, target: Split) -> Seconds:
+        """Seconds of transfer and checksums."""
         # The program for the layout with the least TP stands for those that were not compiled:
         # weights are gathered before they are cut.
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)
-        whole, kept = weights[source], weights[target] if kept is None else kept
-        work = transfer_work(params, whole, kept, self.work.fsdp)
+        work = transfer_work(params, weights[source], weights[target], self.work.fsdp)
         ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
         if program := ends.get(target) or ends.get(source):
             work = Work(num_bytes=moved_bytes(program), sent=program.collectives)
         return self.passes.times.seconds(work) + self.passes.times.seconds(
-            checksum_work(params, kept)
+            checksum_work(params, weights[target])
         )
 
     def _flops(self, lengths: np.ndarray, shared: np.ndarray) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches.packing import Prefix, Shape, are_full, pack_rows
+from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,6 @@ class Packed:
     pairs: tuple[float, ...]
     # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
-    # Whether they are computed while responses are still generated, and do not wait for others.
-    are_full: bool
 
     @classmethod
     def of(
@@ -41,7 +39,7 @@ class Packed:
           shares_prompts: whether responses to one prompt may share it.
         """
         lengths = (workload.prompts + workload.responses).tolist()
-        prefixes = prefixes_of(workload) if shares_prompts else None
+        prefixes = _prefixes(workload) if shares_prompts else None
         shapes, pairs, shared = [], [], []
         for i in range(0, len(lengths), mini_batch):
             chosen = slice(i, i + mini_batch)
@@ -55,8 +53,7 @@ class Packed:
             shared += [spot.shared for spot in packing.spots]
             shapes += packing.shapes
             pairs += of_device.max(axis=1).tolist()
-        is_full = are_full(shapes, sum(lengths) - sum(shared), micro_shapes)
-        return cls(tuple(shapes), tuple(pairs), tuple(shared), is_full)
+        return cls(tuple(shapes), tuple(pairs), tuple(shared))
 
     @property
     def slots(self) -> int:
@@ -64,7 +61,7 @@ class Packed:
         return sum(rows * length for rows, length in self.shapes)
 
 
-def prefixes_of(workload: Workload) -> list[Prefix] | None:
+def _prefixes(workload: Workload) -> list[Prefix] | None:
     """The prefix of each response, as in `rl.batches.prompt_prefixes`; None if unknown."""
     if workload.prompt_id is None:
         return None

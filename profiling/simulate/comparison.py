@@ -4,7 +4,7 @@ Knows seconds on a simulated clock. Does not know where a machine's costs are fr
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.layout.buckets import NO_DRAFTS
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -23,7 +22,7 @@ from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.profiling.simulate.simulator import replay, replayed
+from pat_jax.profiling.simulate.simulator import replay
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 # Seconds of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
@@ -160,9 +159,8 @@ def compare(
       sources: sources of drafts, each replayed. A source with the machine's acceptance is not
         replayed twice.
     """
-    seen = series.workload(lengths, -1)
-    learned = _with(LengthModel.empty(series.draw.cap), seen)
-    planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
+    planner = _first_planner(machine, lengths, series)
+    learned = planner.lengths
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
     drafting, by_source = None, []
     if machine.drafts.longest:
@@ -187,37 +185,15 @@ def compare(
 
 def adaptive_s(machine: Machine, lengths: ResponseLengths, series: Series) -> float:
     """Returns the mean seconds of the adaptive rollouts of `compare` without drafts."""
-    plain = replace(machine, drafts=NO_DRAFTS, acceptance=None)
-    rollouts = adaptive_rollouts(plain, lengths, series)
-    return fmean(one.total_s for one in rollouts)
+    planner = _first_planner(machine, lengths, series)
+    workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
+    return fmean(done.total_s for done in _learning(workloads, planner, machine))
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """An adaptive rollout: when each response ended."""
-
-    workload: Workload
-    total_s: float
-    ended_s: np.ndarray  # float[sequences], seconds since the rollout began
-    is_pressed: bool  # whether a sequence gave up its pages or waited for some
-    first: Split  # layout in which it began
-
-
-def adaptive_rollouts(
-    machine: Machine, lengths: ResponseLengths, series: Series
-) -> Iterator[Replayed]:
-    """Yields the adaptive rollouts of `compare`, with drafts if they have programs."""
+def _first_planner(machine: Machine, lengths: ResponseLengths, series: Series) -> CostModelPlanner:
+    """Returns a planner without drafts that has seen the rollout before the first."""
     learned = _with(LengthModel.empty(series.draw.cap), series.workload(lengths, -1))
-    planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
-    if machine.drafts.longest:
-        planner = _with_drafts(planner, machine)
-    for number in range(series.rollouts):
-        workload = series.workload(lengths, number)
-        report, ended_s = replayed(workload, planner, machine)
-        first = report.bursts[0]
-        is_pressed = report.preempted > 0 or first.running < workload.size
-        yield Replayed(workload, report.total_s, ended_s, is_pressed, first.split)
-        planner.observe_rollout(_with(planner.lengths, workload))
+    return CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
 
 
 def _drafting(

@@ -38,11 +38,6 @@ class Workload:
     def size(self) -> int:
         return len(self.responses)
 
-    def only(self, chosen: np.ndarray) -> "Workload":
-        """Returns the sequences with the indices `chosen`, int[sequences], of known lengths."""
-        prompt = None if self.prompt_id is None else self.prompt_id[chosen]
-        return Workload(self.prompts[chosen], self.responses[chosen], self.cap, prompt)
-
     def load(self, capacity: int) -> Load:
         """The load before the first token, with rows for `capacity` sequences."""
         running = min(self.size, capacity)

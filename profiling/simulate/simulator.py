@@ -35,14 +35,6 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutReport:
     """Runs one rollout to its end under `planner`; returns its report."""
-    return replayed(workload, planner, machine)[0]
-
-
-def replayed(
-    workload: Workload, planner: Planner, machine: Machine
-) -> tuple[RolloutReport, np.ndarray]:
-    """Runs one rollout to its end under `planner`; returns its report, and the seconds after which
-    the burst ended in which each sequence did, float[sequences]."""
     split = planner.start(workload.load(machine.capacity))
     scheduler = waiting(workload, machine, split)
     tables = scheduler.cache_manager.tables
@@ -50,9 +42,7 @@ def replayed(
     report = RolloutReport(is_computed=True)
     for _ in rollout(scheduler, executor, planner, report):
         continue
-    ends = np.array([burst.step + burst.steps for burst in report.bursts])
-    ended_s = np.array([burst.began_s + burst.seconds for burst in report.bursts])
-    return report, ended_s[np.searchsorted(ends, tables.table.done_after)]
+    return report
 
 
 def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:

@@ -126,7 +126,8 @@ def pack_rows(
 def fills(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
 ) -> bool:
-    """Returns whether it is time to compute with examples, and not to wait for others.
+    """Returns whether it is time to compute with examples, and not to wait for others: their
+    micro-batches have little padding, or one of the largest shape has room for none of the others.
 
     The arguments are those of `pack_rows`.
     """
@@ -134,7 +135,8 @@ def fills(
         return False
     packing = pack_rows(lengths, micro_shapes, prefixes)
     tokens = sum(lengths) - sum(spot.shared for spot in packing.spots)
-    return are_full(packing.shapes, tokens, micro_shapes)
+    has_full = len(packing.shapes) > 1 and packing.shapes[0] == micro_shapes[-1]
+    return has_full or tokens >= FULL * sum(map(math.prod, packing.shapes))
 
 
 def next_batch(
@@ -152,13 +154,6 @@ def next_batch(
             return count
         count += 1
     return count if count and fills(lengths, micro_shapes, prefixes) else 0
-
-
-def are_full(shapes: Sequence[Shape], tokens: int, micro_shapes: Sequence[Shape]) -> bool:
-    """Returns whether packed micro-batches have little padding, or one of the largest shape has
-    room for none of the other examples."""
-    has_full = len(shapes) > 1 and shapes[0] == micro_shapes[-1]
-    return has_full or tokens >= FULL * sum(map(math.prod, shapes))
 
 
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:
