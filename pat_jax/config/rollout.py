@@ -102,11 +102,10 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     device allows, or what every sequence needs at full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
     """Pages of each replica computed by one prefill call."""
-    compile: Literal["needed", "all", "lazy"] = "needed"
+    compile: Literal["needed", "all"] = "needed"
     """Programs compiled before the first iteration. needed: a few of each layout, which are
-    measured; rollouts compile the others when they need them. lazy: only those of the layout that
-    a rollout starts in; others are compiled in the background once the planner finds that they
-    would pay. all: every program, as with --deterministic and with several processes."""
+    measured; rollouts compile the others when they need them. all: every program, as with
+    --deterministic and with several processes."""
     keep_unfinished: bool = True
     """Write the responses of an iteration to the run folder as they end, with their scores: a run
     that is killed and resumed generates none of them again. Off with --deterministic, where the

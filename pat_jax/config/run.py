@@ -90,11 +90,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             not self.switch_to or self.layout == "auto",
             "auto with --switch_to, whose path begins in the first layout there is",
         )
-        self.need(
-            "rollout.compile",
-            not (self.deterministic and self.rollout.compile == "lazy"),
-            "all with --deterministic: when a layout is compiled depends on the clock",
-        )
         prompts = self.rollout.prompts_per_step
         self.need(
             "algorithm.mini_batch_size",

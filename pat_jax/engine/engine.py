@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -116,28 +116,25 @@ class RolloutEngine:
         self._weights: Weights | None = None
         self._draft_model: Params | None = None
 
-    def compile(
-        self,
-        progress: Callable[[int, int], None] | None = None,
-        within: Collection[Split] | None = None,
-    ) -> None:
+    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles the programs, after loading the draft model if there is one.
 
         With `by_need`, only the first few decode programs are compiled.
-
-        Args:
-          within: compile only for these layouts and the switches between them; None: for all.
         """
+        self.load_draft_model()
+        threads, first = os.cpu_count() or 1, self.specs.is_first
+        self.programs.compile_all(threads=threads, progress=progress, only=first)
+        give_back()
+
+    def load_draft_model(self) -> None:
+        """Loads the draft model, if there is one and it is not loaded yet."""
         if self._draft_model is None:
             some = next(iter(self.layouts.values()))
             self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
-        threads, first = os.cpu_count() or 1, self.specs.is_first
-        self.programs.compile_all(threads=threads, progress=progress, within=within, only=first)
-        give_back()
 
-    def to_compile(self, within: Collection[Split] | None = None) -> int:
+    def to_compile(self) -> int:
         """Returns how many programs `compile` would compile."""
-        return sum(map(self.specs.is_first, self.programs.missing(within)))
+        return sum(map(self.specs.is_first, self.programs.missing()))
 
     @property
     def text_room(self) -> int:

@@ -4,11 +4,11 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,6 @@ from pat_jax.planning.types import Split
 log = logging.getLogger(__name__)
 
 Program = Callable[..., Any]
-THREAD_NAME = "background-compile"
 
 
 class Key(NamedTuple):
@@ -42,11 +41,6 @@ class Key(NamedTuple):
         sizes = f", {self.rows} rows of {self.length} tokens" if self.length else ""
         to = "" if self.target in (None, self.split) else f" to {self.target}"
         return f"{self.name} {self.split}{to}{sizes}"
-
-    @property
-    def splits(self) -> set[Split]:
-        """The layouts that it is for: one, or the two of a switch."""
-        return {self.split} if self.target is None else {self.split, self.target}
 
 
 @dataclass(frozen=True)
@@ -109,17 +103,16 @@ class ProgramTable:
         *,
         threads: int,
         progress: Callable[[int, int], None] | None = None,
-        within: Collection[Split] | None = None,
         only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, `within` layouts, where `only` says so.
+        """Compiles what is declared and not compiled yet, where `only` says so.
 
         Returns when every process has: one that first communicates waits half a minute for the
         others.
         """
         pool = ThreadPoolExecutor(threads)
         try:
-            futures = [pool.submit(self.compile, key) for key in self.missing(within) if only(key)]
+            futures = [pool.submit(self.compile, key) for key in self.missing() if only(key)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 # one host may have them all on its disk
@@ -130,10 +123,9 @@ class ProgramTable:
             pool.shutdown(wait=False, cancel_futures=True)
         process_group().gather("compiled programs", None)
 
-    def missing(self, within: Collection[Split] | None = None) -> list[Key]:
-        """What is declared and not compiled yet, of these layouts and the switches between them."""
-        keys = list(self._declared)
-        return keys if within is None else [key for key in keys if key.splits <= set(within)]
+    def missing(self) -> list[Key]:
+        """What is declared and not compiled yet."""
+        return list(self._declared)
 
     def lower(self, key: Key) -> jax.stages.Lowered:
         """One declared program as it goes to the compiler."""
@@ -197,44 +189,3 @@ class ProgramTable:
             return None
         results = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.temp_size_in_bytes + max(0, results)
-
-
-class BackgroundCompiler:
-    """One thread: most of compiling runs without Python's lock, and the cores have other work."""
-
-    def __init__(self, programs: ProgramTable, only: Callable[[Key], bool] = lambda key: True):
-        """`only`: the programs to compile; others come when they are needed."""
-        self.programs, self.only = programs, only
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
-        self._stopped = Event()
-        self._jobs: dict[Split, Future[float]] = {}
-
-    def start(self, split: Split, beside: Collection[Split]) -> None:
-        """Compiles the programs of `split` and of the switches between it and those `beside` it."""
-        self._jobs[split] = self._pool.submit(self._compile, {split, *beside})
-
-    @property
-    def finished(self) -> set[Split]:
-        """Layouts compiled and not taken yet."""
-        return {split for split, job in self._jobs.items() if job.done()}
-
-    def take(self, split: Split) -> float:
-        """Seconds that a finished layout took.
-
-        Raises:
-          Exception: whatever compiling it raised.
-        """
-        return self._jobs.pop(split).result()
-
-    def close(self) -> None:
-        """Waits for the program that is being compiled, and begins no other."""
-        self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _compile(self, within: Collection[Split]) -> float:
-        start = time.perf_counter()
-        for key in filter(self.only, self.programs.missing(within)):
-            if self._stopped.is_set():
-                break
-            self.programs.compile(key)
-        return time.perf_counter() - start

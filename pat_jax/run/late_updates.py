@@ -37,8 +37,6 @@ class Iterated(Protocol):
 
     def complete(self, step: int, experience: Experience) -> None: ...
 
-    def bring_in_layouts(self) -> None: ...
-
     def evaluate_if_due(self, step: int) -> None: ...
 
 
@@ -75,7 +73,6 @@ class LateUpdates:
         batch = LateBatch(step + 1, experience, run.steps.clock.take())
         with run.steps.signals.held():  # from here on both steps are completed before a stop
             self._complete()
-            run.bring_in_layouts()
             work = self._thread.gathering(self._learn, lambda batch: batch.step)
             self._begun = batch, work
             work.add(batch)

@@ -21,7 +21,6 @@ from pat_jax.engine.sizing.memory_words import describe_peak
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
@@ -49,7 +48,6 @@ from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
-from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.start.prepare import cost_planner, frozen, rollout_tail, warm_up
 from pat_jax.run.tail_reads import TailReads
 
@@ -77,7 +75,6 @@ class Run:
         self.completions = Completions(*made_of, is_asked=config.log_completions)
         self.earlier = earlier_iterations(config, setup)
         self.unmoved = Unmoved(notify, config.rollout.max_completion_length)
-        self.lazy: LazyLayouts | None = None
         self.lanes = ExitStack()
         self.late: LateUpdates | None = None  # with `--placement.lag 1`
 
@@ -99,9 +96,8 @@ class Run:
 
     def learn(self) -> None:
         self.has_learned(self.steps.first, {}, (self.collector.totals, self.generator.lengths))
-        lazy = self.lazy or nullcontext()
         iterate = self.late.iterate if self.late else self.iterate
-        with self.completions, lazy, recorded() as timeline, self.steps.going_on():
+        with self.completions, recorded() as timeline, self.steps.going_on():
             self.stages = StageLog(timeline, self.setup.places)
             with self.late.completed() if self.late else nullcontext():
                 for step in range(self.steps.first, self.config.steps):
@@ -112,7 +108,6 @@ class Run:
         """Runs one iteration: prompts, rollout, rewards, advantages, update."""
         self.evaluate_if_due(step)
         self.steps.clock.reset()
-        self.bring_in_layouts()
         experience = self.collect(step)
         with self.steps.signals.held():  # from here on the step is completed before a stop
             if self.config.train:
@@ -124,8 +119,6 @@ class Run:
     def collect(self, step: int) -> Experience:
         """Returns what iteration `step`, from 0, learns from."""
         config, found = self.config, self.collector.collect(step, self.generator, self.steps.clock)
-        if self.lazy:
-            self.lazy.end_rollout(config.steps - step - 1)
         if config.train and (why := nothing_to_learn(config, found.groups, found.rewards)):
             self.open.progress.print(f"step {step + 1}: {why}")
         return found
@@ -189,8 +182,7 @@ class Run:
     def compile(self) -> None:
         config, setup, progress = self.config, self.setup, self.open.progress
         announce(config, setup, progress)
-        first = process_group().agree("layouts to compile", lambda: first_layouts(config, setup))
-        self.compiled = compile_run(config, setup, first, progress)
+        self.compiled = compile_run(config, setup, progress)
 
     def begin(self) -> None:
         """Restores parameters, optimizer and history from the checkpoint, or initializes them."""
@@ -234,15 +226,13 @@ class Run:
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs the compiled programs of the rollout; their measured times become the profile."""
         config, setup, folder = self.config, self.setup, self.open.folder
-        first, notify = self.compiled.layouts, self.open.progress.print
+        notify = self.open.progress.print
         self.open.progress.stage("warming up")
         start = time.perf_counter()
-        warmup = warm_up(config, setup, first, self.weights_in)
-        kept = config, setup, folder, warmup.measured, notify
-        latency = process_group().agree("profile", lambda: frozen(*kept))
+        measured = warm_up(config, setup, self.weights_in)
+        keep = partial(frozen, config, setup, folder, measured, notify)
+        latency = process_group().agree("profile", keep)
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
-        if len(first) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
-            self.lazy = LazyLayouts(setup, planner, warmup, first)
         tail = rollout_tail(config, setup, lengths, self.weights_in)
         head, params = self.learner.exit_head, self.learner.state.params
         self.generator = Generator(
@@ -258,22 +248,11 @@ class Run:
         )
         self.generator.load(params)
         self.generator.compare(params)
-        names = ", ".join(map(str, first))
+        names = ", ".join(map(str, setup.layouts))
         notify(f"warmed up and profiled {names} in {time.perf_counter() - start:.1f} s")
 
     def weights_in(self, layout: Layout) -> Params:
         return self.setup.trainer.transfer(self.learner.state.params, layout)
-
-    def bring_in_layouts(self) -> None:
-        """Warms up the layouts that were compiled in the background: plans may use them now."""
-        if not (self.lazy and (due := self.lazy.due())):
-            return
-        with self.steps.clock("warm_up"):
-            self.generator.release()
-            for line in self.lazy.bring_in(due, self.weights_in):
-                self.open.progress.print(line)
-            frozen(self.config, self.setup, self.open.folder, self.lazy.warmup.measured, log.info)
-            self.generator.load(self.learner.state.params)
 
     def evaluate_if_due(self, step: int) -> None:
         if (every := self.config.eval.every) and step % every == 0:

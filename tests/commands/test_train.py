@@ -1,6 +1,5 @@
 """The command from its options to the files that it leaves."""
 
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 import yaml
 from arrays import assert_same_bits
 from metrics_table import untold
-from runs import SMALL_ROLLOUT, TINY, run, saved_run, start, write_checkpoint, write_problems
+from runs import SMALL_ROLLOUT, TINY, run, saved_run, write_checkpoint, write_problems
 
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -194,29 +193,3 @@ def test_a_run_with_quantized_weights_reports_the_gap(tmp_path: Path):
         assert 1e-4 < row["train/behavior_gap"] < row["train/behavior_gap_max"] < 0.5
     _, state, _ = saved_run(tmp_path / "here")
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
-
-
-@pytest.mark.slow
-def test_a_lazy_run_brings_in_what_its_iterations_pay_for(tmp_path: Path):
-    """Thousands of iterations are left: it is stopped once the second layout is there."""
-    options = "--rollout.compile lazy --steps 20000 --eval.every 0 --train false --profile none"
-    process = start(*TINY, "--warm_start.steps", "0", *options.split(), cwd=tmp_path)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "now in use" in line:
-            break
-    for line in itertools.islice(process.stdout, 3):
-        lines.append(line)
-    process.kill()
-    process.communicate()
-    output = "".join(lines)
-    assert "warmed up and profiled dp2tp1 in" in output, output
-    assert "dp1tp2 compiled in the background in" in output and "Traceback" not in output
-    before, _, after = output.partition("now in use")
-    assert "dp1tp2  rollout" not in before and after.count("step") == 3
-    (log,) = (path.read_text() for path in tmp_path.glob("runs/*/run.log"))
-    assert "wanted: dp1tp2, " in log and "iterations left" in log
-    (profile,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/profile.json"))
-    assert [1, 2] in [split for (split, *_), _ in profile["latency"]["decode_table"]]

@@ -151,8 +151,8 @@ def test_a_quick_start_names_its_model_and_data():
         ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
         ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
         (
-            "--rollout.compile lazy --deterministic",
-            "option --rollout.compile is 'lazy': expected all",
+            "--rollout.compile lazy",
+            "option --rollout.compile is 'lazy': expected one of needed, all.",
         ),
         ("--steps ten", "option --steps is 'ten': expected an integer."),
         ("--eval.temperature nan", "option --eval.temperature is 'nan': expected a number."),

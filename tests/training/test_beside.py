@@ -89,7 +89,7 @@ def test_a_draft_model_lies_beside_updates_and_is_the_drafts_of_rollouts(tmp_pat
     asked += ["--rollout.max_prompt_length", "160"]
     one = setup("--speculation.source", f"model:{draft}", asked=asked)
     none = setup("--speculation.source", "none", asked=asked)
-    one.engine.compile(within=())  # loads it
+    one.engine.load_draft_model()
     there = on_first_device(one.engine.draft_params)
     assert there > 4 * QWEN3.vocab_size * QWEN3.embed_dim
     check_counted(one, there)

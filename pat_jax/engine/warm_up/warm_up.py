@@ -6,7 +6,7 @@ same.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, permutations, product
 
@@ -27,7 +27,6 @@ from pat_jax.engine.warm_up.timings import Timed, Timings
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
-from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 
 Move = Callable[[Pool], tuple[Pool, MovedBytes]]  # one round of pages
@@ -71,25 +70,14 @@ class Warmup:
         """The latency model so far: new times, and known ones as far as they are valid."""
         return self.timings.measured
 
-    def measure(
-        self,
-        load_weights: Callable[[Layout], Params],
-        splits: Collection[Split] | None = None,
-        *,
-        beside: Collection[Split] = (),
-    ) -> LatencyModel:
+    def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
         """Runs the programs and returns the latency model of this engine on this machine.
 
         Args:
           load_weights: returns the weights sharded for a layout; the engine deletes them.
-          splits: the layouts to run; None runs all.
-          beside: layouts that ran before; only switches between them and `splits` run.
         """
-        layouts, timings = self.engine.layouts, self.timings
-        new = [layouts[split] for split in (layouts if splits is None else splits)]
-        old = [layouts[split] for split in beside]
-        pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
-        for layout in new:
+        layouts, timings = list(self.engine.layouts.values()), self.timings
+        for layout in layouts:
             if timings.is_brief and timings.know_all_of(layout):
                 if timings.sample is not None or not timings.recheck:
                     continue
@@ -99,13 +87,12 @@ class Warmup:
             _delete(self._shift(layout, pool))
             self.engine.release_weights()
             give_back()
-        for source, target in pairs:
+        for source, target in permutations(layouts, 2):
             self._migrate(source, target)
             give_back()
-        for one, other in combinations([*new, *old], 2):
-            if one in new or other in new:
-                self._reshard(one, other, load_weights)
-                give_back()
+        for one, other in combinations(layouts, 2):
+            self._reshard(one, other, load_weights)
+            give_back()
         timings.log_changes()
         return timings.measured
 

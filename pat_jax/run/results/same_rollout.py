@@ -54,15 +54,9 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
 
 
 def two_layouts(run: Run) -> tuple[Split, Split]:
-    """Returns the compiled layouts with the least and the most TP. If the run has compiled only
-    one, returns it and another."""
-    ready = run.lazy.ready if run.lazy else run.compiled.layouts
+    """Returns the layouts with the least and the most TP."""
     splits = list(run.setup.engine.layouts)
-    chosen = [split for split in splits if split in ready]
-    if len(chosen) == 1:
-        other = splits[0] if chosen[0] != splits[0] else splits[1]
-        chosen = sorted({chosen[0], other}, key=splits.index)
-    return chosen[0], chosen[-1]
+    return splits[0], splits[-1]
 
 
 def _rollout(

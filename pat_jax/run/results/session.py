@@ -77,14 +77,10 @@ class SessionSetup:
         `Session`."""
         engine = self.engine
         log.info("%s", engine.drafting)
-        within = () if engine.by_need and _is_alone(engine) else None
-        started = time.perf_counter()
-        if count := engine.to_compile(within):
-            note(f"compiling {count} programs")
-        with counting("compiling") as show:
-            engine.compile(show, within)
-        if count:
-            note(f"compiled in {time.perf_counter() - started:.1f} s")
+        if engine.by_need and _is_alone(engine):
+            engine.load_draft_model()
+        else:
+            _compile(engine)
         planner = self._planner()
         first = next(iter(engine.layouts.values()))
         engine.set_weights(self._weights_in(first), first, self.exit_head)
@@ -118,3 +114,13 @@ def _is_alone(engine: RolloutEngine) -> bool:
     """Returns whether there is nothing to plan: one layout with one replica, and no drafts."""
     first, *others = engine.layouts
     return first.dp == 1 and not others and not engine.specs.drafts.num_draft_tokens
+
+
+def _compile(engine: RolloutEngine) -> None:
+    started = time.perf_counter()
+    if count := engine.to_compile():
+        note(f"compiling {count} programs")
+    with counting("compiling") as show:
+        engine.compile(show)
+    if count:
+        note(f"compiled in {time.perf_counter() - started:.1f} s")

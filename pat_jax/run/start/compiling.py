@@ -5,7 +5,7 @@ Knows programs by their tables. Does not know what runs them (`loop.py`).
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,7 +15,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.exchange import form_of_update
-from pat_jax.planning.types import Split
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.reward_models import check_room
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Compiled:
-    layouts: Sequence[Split]  # of rollouts
     seconds: float
     update: str  # a line on the memory that the update's largest program takes of a device
 
@@ -56,19 +54,16 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 
 
-def compile_run(
-    config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
-) -> Compiled:
-    """Compiles the programs of the run in parallel, those of rollouts in `layouts`. If programs are
-    compiled as needed, compiles only those of the first steps. Raises UserError if the update does
-    not fit a device."""
+def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled:
+    """Compiles the programs of the run in parallel. If programs are compiled as needed, compiles
+    only those of the first steps. Raises UserError if the update does not fit a device."""
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
     models = [one.reader for one in setup.reward_models.values()]
     of_models = sum(len(one.to_compile(by_need=False)) for one in models)
     of_roles = setup.roles.to_compile(by_need=is_by_need)
     of_tail = setup.tail.to_compile(by_need=is_by_need) if setup.tail else 0
-    count = of_roles + of_models + of_tail + setup.engine.to_compile(layouts)
+    count = of_roles + of_models + of_tail + setup.engine.to_compile()
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
     update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
@@ -79,10 +74,10 @@ def compile_run(
         tail.compile(by_need=is_by_need)
         tail.check_room(setup.roles, setup.memory.limit)
         tail.engine.compile(_show("end of rollout", progress))
-    setup.engine.compile(_show("rollout", progress), layouts)
+    setup.engine.compile(_show("rollout", progress))
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")
-    return Compiled(layouts, seconds, update)
+    return Compiled(seconds, update)
 
 
 def compile_update(

@@ -1,7 +1,7 @@
 """Warms up and measures the layouts of a run, and builds the planner of its rollouts."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Split
 from pat_jax.run.setup import Setup
 
 log = logging.getLogger(__name__)
@@ -29,17 +28,14 @@ log = logging.getLogger(__name__)
 def warm_up(
     config: RunConfig,
     setup: Setup,
-    splits: Sequence[Split],
     load_weights: Callable[[Layout], Params],
-) -> Warmup:
-    """Runs the compiled programs of these layouts. Measures what the profile lacks, and checks what
-    it has: a machine changes, and a wrong profile costs more than these few runs.
-    """
+) -> LatencyModel:
+    """Runs the compiled programs. Measures what the profile lacks, and checks what it has: a
+    machine changes, and a wrong profile costs more than these few runs."""
     known = setup.profile and setup.profile.latency
-    warmup = Warmup(setup.engine, known=known, recheck=True)
-    measured = warmup.measure(load_weights, splits)
+    measured = Warmup(setup.engine, known=known, recheck=True).measure(load_weights)
     keep_profile(config, setup.subject, setup.profile, measured)
-    return warmup
+    return measured
 
 
 def rollout_tail(
