@@ -7,14 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency, make_load, ran
+from fakes import SPLITS, make_load, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
 from pat_jax.planning.planner import budget, priced
 from pat_jax.planning.planner import planner as planner_module
-from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
@@ -215,42 +214,6 @@ class TestObserving:
         planner = self.taught(is_frozen=True)
         assert planner.decide(make_load(2, TP8, remaining_tokens=CAP), TP8).split == TP8
         assert planner.latency.correction.factors == {}
-
-
-class TestRent:
-    """TP8 is the faster one while all 64 are running, by less than two switches cost; then DP8
-    is."""
-
-    def splits_of_a_rollout(self, reshard: float) -> set[Split]:
-        latency = made_up_latency(
-            {DP8: 0.1, TP8: 0.5},
-            {DP8: 0.1, TP8: 0.005},
-            reshard=reshard,
-            migrate_per_token=0.0,
-            lengths=(CAP,),
-        )
-        planner = CostModelPlanner((DP8, TP8), latency, lengths_of((50, 95), (CAP, 5)))
-        faster_by = latency.decode_step(DP8, 8, CAP) - latency.decode_step(TP8, 64, CAP)
-        assert reshard < 40 * faster_by < 50 * faster_by < 2 * reshard
-        loads = [
-            replace(make_load(64, DP8, generated=done, remaining_tokens=CAP - done), step=done)
-            for done in range(0, 48, 2)
-        ]
-        return {planner.decide(load, DP8).split for load in loads}
-
-    def test_a_switch_that_has_to_be_taken_back_waits_for_its_rent(self):
-        assert self.splits_of_a_rollout(reshard=3.5) == {DP8}
-
-    def test_the_rent_is_there_without_the_way_back(self):
-        """The same plans, their predicted loss left out of the account."""
-        due = RegretBudget.due
-
-        def of_the_switch_alone(account, here, step_s, cost_s, loss_s):
-            del loss_s
-            return due(account, here, step_s, cost_s, cost_s)
-
-        with patch.object(RegretBudget, "due", of_the_switch_alone):
-            assert self.splits_of_a_rollout(reshard=3.5) == {DP8, TP8}
 
 
 class TestNoise:

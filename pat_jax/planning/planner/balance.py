@@ -2,7 +2,7 @@
 
 A move to a smaller row bucket is made if the plan predicts that it pays. Within a bucket replicas
 become uneven again, so that a move a little later would save as much. Such a move is due once
-uneven replicas have lost as much as it costs, as in `budget.py`, or will have by the next burst.
+uneven replicas have lost as much as it costs, or will have by the next burst.
 """
 
 from dataclasses import dataclass, replace

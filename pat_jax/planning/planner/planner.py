@@ -119,8 +119,7 @@ class CostModelPlanner(Planner):
         forecast, costs = self._outlook(load, current, is_evened=not load.waiting and all(moves))
         here = self.splits.index(current)
         self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
-        correction = self.latency.correction.sober_factors(self.splits)
-        self._regret_budget.expect(here, costs.profile_step_s, load.step, correction)
+        self._regret_budget.expect(here, costs.profile_step_s, load.step)
         plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
 
@@ -137,7 +136,7 @@ class CostModelPlanner(Planner):
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
-        totals, choices = costs.cheapest()
+        _, choices = costs.cheapest()
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
         total = costs.seconds(here, path)
@@ -151,11 +150,6 @@ class CostModelPlanner(Planner):
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
-        if (due := self._due(here, costs, totals)) is not None:
-            total = SAFETY * float(costs.switch[0, here, due])
-            total += costs.seconds(due, follow(choices, due))
-            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
-            return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=running, predicted_remaining_s=total, reason=why)
         other = f"no other saves any of {stay:.2f} s"
@@ -188,9 +182,7 @@ class CostModelPlanner(Planner):
         plan = outcome.plan
         assert self._regret_budget is not None and plan.prediction is not None, "planned here"
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
-        remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
-        correction = self.latency.correction.sober_factors(self.splits)
-        self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
+        self._regret_budget.switch(seconds)
         if not self.is_frozen:
             # If pages lack, some sequences are recomputed that were planned to migrate.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
@@ -273,14 +265,6 @@ class CostModelPlanner(Planner):
         is_later = np.logical_or.accumulate(path != path[0])
         without = soberly.seconds(here, np.where(is_later, path, here))
         return without - soberly.seconds(here, path) >= account.must_save(cost)
-
-    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
-        """A layout whose rent has paid for the switch to it, and for its loss by the plan."""
-        assert self._regret_budget is not None
-        step_s = costs.profile_step_s * self.latency.correction.sober_factors(self.splits)
-        cost_s = costs.switch[0, here]
-        loss_s = SAFETY * cost_s + totals - totals[here]
-        return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
