@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pat_jax.batch_generation.text_session import TextSession
     from pat_jax.run.results.saved_run import SavedRun
 
-_OF_FILES = ("prompts", "out", "resume", "gap_tokens")
+_OF_FILES = ("prompts", "out", "resume")
 _NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
 
 

@@ -91,9 +91,6 @@ class GenerateConfig(ChatOptions, Generating):
     compute_dtype: ComputeDtype = "auto"
     """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on
     GPUs and TPUs, else float32."""
-    gap_tokens: int = option(4096, COUNT_OR_ZERO)
-    """With quantized weights: number of the first generated tokens whose log-probabilities are
-    compared with those by the full weights, which are loaded at the end; 0 turns it off."""
     debug_nans: bool = False
     """If a request fails because its logits are NaN, name the layer where NaN or infinity starts."""
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session, failed
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-
-Show = Callable[[Sequence[int], Sequence[int]], None]
 
 
 @dataclass
@@ -65,14 +63,9 @@ class BatchJob:
         self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
-    def run(self, show: Show | None = None) -> None:
-        """Generates and writes all results.
-
-        Args:
-          show: called in order with the token ids of each prompt and of its response, except for
-            responses with an error.
-        """
-        start, self.show = time.perf_counter(), show
+    def run(self) -> None:
+        """Generates and writes all results."""
+        start = time.perf_counter()
         total = sum(1 for _ in read_lines(self.path))
         self.bar = bar(total=total, unit="prompt")
         with self.bar, ThreadPoolExecutor(1) as self.workers:
@@ -175,8 +168,6 @@ class BatchJob:
             self.num_written += 1
             self.num_errors += "error" in result
             self.num_tokens += result["usage"]["completion_tokens"]
-            if self.show and entry.ask and "error" not in result:
-                self.show(entry.ask.tokens, result["token_ids"])
             self.bar.update(entry.is_last)
 
 

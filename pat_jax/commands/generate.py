@@ -3,7 +3,6 @@
 import logging
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from pat_jax.batch_generation.config import GenerateConfig, Reach
@@ -11,14 +10,12 @@ from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, reach, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
-from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.session import Session
-from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.results.saved_policy import find_policy
@@ -44,14 +41,17 @@ def generate(config: GenerateConfig) -> None:
         print(parts.setup.engine.drafting, file=sys.stderr)
         session, tokenizer = parts.open(), parts.tokenizer
         assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-        prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
-        sampling = config.overrides, parts.recommended
-        job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
-        job.run(sample.add)
+        BatchJob(
+            Path(config.prompts),
+            config.seed,
+            session,
+            tokenizer,
+            config.overrides,
+            parts.recommended,
+            results,
+        ).run()
         if parts.setup.engine.specs.drafts.num_draft_tokens and session.report.bursts:
             print(session.drafts.words, file=sys.stderr)
-    if config.weights != "auto" and sample.sequences:
-        print(gap_words(parts.config, parts.setup, sample), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -141,18 +141,3 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     return overrides
-
-
-def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
-    """Returns a sentence on how much log-probabilities differ from those of the full weights. Frees
-    the engine's weights to measure it."""
-    engine = setup.engine
-    limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
-    gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)
-    against = f"{config.weights} weights against {config.compute_dtype}"
-    if isinstance(gap, NoRoom):
-        return f"{against}: not compared, because {gap}"
-    return (
-        f"{against}: log-probabilities of {sample.num_tokens:,} tokens of {len(sample.sequences)} "
-        f"responses differ by {gap.mean:.3g} nats in the mean, {gap.largest:.3g} at most"
-    )

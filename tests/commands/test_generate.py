@@ -1,7 +1,6 @@
 """The generate command: end to end, resumed, with bad input, and against transformers."""
 
 import json
-import re
 import signal
 import sys
 import time
@@ -121,17 +120,10 @@ def test_adapters_are_merged_into_the_weights(model: Path, write, run, tmp_path:
     assert found == run(prompts, *greedy, "--model", str(tmp_path / "merged"), out="merged.jsonl")
 
 
-@pytest.mark.slow  # `test_weight_gap.py` has the gap itself
-def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, run, capsys):
+@pytest.mark.slow
+def test_weights_in_eight_bits_are_a_model_nearby(write, run):
     prompts = write({"token_ids": [5, 6, 7], "max_tokens": 1, "logprobs": 5}, {"token_ids": []})
     kept = [run(prompts, "--weights", w, out=f"{w}.jsonl")[0] for w in ("auto", "int8")]
-    words = r"int8 weights against float32: .* of 1 tokens of 1 responses differ by (\S+) nats"
-    (mean,) = re.findall(words, capsys.readouterr().err)
-    tokens = kept[1]["token_ids"]
-    assert float(mean) < 0.1
-    if tokens == kept[0]["token_ids"]:
-        drawn = [result["logprobs"][0]["logprob"] for result in kept]
-        assert float(mean) == pytest.approx(abs(drawn[0] - drawn[1]), rel=0.02, abs=1e-6)
     one, other = (dict(result["logprobs"][0]["top"]) for result in kept)
     gaps = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
     assert gaps and 0 < max(gaps) < 0.1
