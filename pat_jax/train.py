@@ -17,6 +17,7 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 from pat_jax.run.start.given_rows import GivenRows
 
 if TYPE_CHECKING:
+    from pat_jax.rl.algorithm.losses import Loss
     from pat_jax.run.results.saved_run import SavedRun
 
 Reward = str | Callable[..., Any]
@@ -34,7 +35,11 @@ def main() -> None:
 
 
 def train(
-    config: Config = None, *, reward: Reward | Sequence[Reward] | None = None, **options: Any
+    config: Config = None,
+    *,
+    reward: Reward | Sequence[Reward] | None = None,
+    loss: "str | Loss | type[Loss] | None" = None,
+    **options: Any,
 ) -> "SavedRun":
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
@@ -46,6 +51,8 @@ def train(
       reward: a name as in `--reward`, a function, or several of both. Functions run in processes of
         their own, with the present values that they refer to. The limits are --reward_timeout,
         --reward_memory and --reward_workers. What a function changes there does not change here.
+      loss: a loss of your own, its class, or a name as in `--algorithm.loss`
+        (docs/change-something.md).
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections
         are dictionaries: `steps=20, rollout={"top_p": 0.9}`. `data` and `eval={"data": ...}` take
         rows instead of files: a list of dictionaries, or a datasets.Dataset. The run's folder
@@ -58,13 +65,15 @@ def train(
       UserError: one sentence about what is wrong.
       KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
     """
-    from pat_jax.commands.train import rewards_of, run
+    from pat_jax.commands.train import loss_of, rewards_of, run
     from pat_jax.run.results.saved_run import SavedRun
 
     with in_one_sentence(), in_program() as signals:
         asked = dict(options)
         if reward is not None:
             asked["reward"] = rewards_of(reward)
+        if loss is not None:
+            asked["algorithm.loss"] = loss_of(loss)
         rows = GivenRows()
         config = rows.taken_from(config) if isinstance(config, Mapping) else config
         config_of_run = options_of_run(words(config, rows.taken_from(asked)), parse)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from runs import QWEN3, ROOT, SMALL_ROLLOUT, write_checkpoint
+from runs import QWEN3, ROOT, SMALL_ROLLOUT, TINY, write_checkpoint
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
@@ -16,9 +18,12 @@ from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.problem_sets import load_problem_sets
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.data.arithmetic import TOKENIZER, solve, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.setup import build
 from pat_jax.run.sft.setup import build as build_sft
+from pat_jax.training.trainer import REINFORCED, SUPERVISED
 
 EXAMPLES = ROOT / "examples"
 
@@ -79,15 +84,33 @@ def test_pairs_of_arithmetic_have_a_right_and_a_wrong_answer():
     assert lengths.count(0) > 100 and lengths.count(-7) > 40  # another value, a term left out
 
 
+SOFT_LIMIT = ["--algorithm.loss", f"{EXAMPLES / 'loss.py'}:SoftLimit"]
+
+
+def test_a_loss_of_ones_own_is_what_a_run_learns_by():
+    config = parse([*TINY, *SOFT_LIMIT, "--algorithm.epsilon", "0.4", "--run_dir", "x"])
+    trainer = build(config, jax.devices()[:2]).trainer
+    loss = trainer.updates[REINFORCED].loss
+    assert repr(loss) == "SoftLimit(strength=0.5)" and trainer.predicts  # the old log-probabilities
+    assert trainer.updates[SUPERVISED].loss == PolicyLoss(epsilon=0.4, is_on_policy=True)
+    logprobs, old = jnp.float32([[-1, -2, -3]]), jnp.float32([[-1, -1, -2.5]])
+    columns = {"advantages": jnp.float32([[1, -1, 2]]), "old_logprobs": old}
+    weights = jnp.float32([[0.5, 0.5, 0]])
+    value, sums = loss({"logprobs": logprobs, "entropy": -logprobs}, columns, weights)
+    np.testing.assert_allclose(value, 0.5 * -1 + 0.5 * (np.exp(-1) + 0.25), rtol=1e-6)
+    assert float(sums["log_ratio_max"]) == 1
+
+
 @pytest.mark.slow  # a run that learns
-def test_the_flat_grpo_learns(monkeypatch, capsys):
+@pytest.mark.parametrize("own", [[], SOFT_LIMIT], ids=["options", "own"])
+def test_the_flat_grpo_learns(monkeypatch, capsys, own):
     example = module_of("grpo")
     # The process has its eight devices already.
     monkeypatch.setattr(example, "configure", lambda count: jax.devices()[:count])
     options = ["--model", "tiny", *SMALL_ROLLOUT, "--rollout.max_completion_length", "40"]
     options += ["--rollout.prompts_per_step", "16", "--algorithm.mini_batch_size", "16"]
     options += ["--optimizer.learning_rate", "2e-3"]
-    config = parse([*example.DEFAULTS, *options, "--steps", "8"])
+    config = parse([*example.DEFAULTS, *options, *own, "--steps", "8"])
     means = example.train(config)
     assert len(means) == 8 and min(means[-2:]) > means[0] + 0.2
     assert "step 8: reward" in capsys.readouterr().out

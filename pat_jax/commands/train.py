@@ -6,10 +6,11 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
+from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.run.loop import Run
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.serialized_rewards import REWARDS, ship
+from pat_jax.run.results.sent_code import send_loss, send_reward
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 from pat_jax.run.start.given_rows import GivenRows
@@ -48,4 +49,19 @@ def rewards_of(reward: object) -> list[str]:
         raise UserError(
             f"reward is {shown(reward)}: expected a function, what --reward names, or a list of them; give one."
         )
-    return [ship(each, REWARDS) if callable(each) else each for each in found]
+    return [send_reward(each) if callable(each) else each for each in found]
+
+
+def loss_of(loss: object) -> str:
+    """Returns the value of `--algorithm.loss`. A loss, or its class, is written to a file, for this
+    run when it is resumed. Raises UserError if it is neither of them nor a text, or cannot be
+    written."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, Loss) or (isinstance(loss, type) and issubclass(loss, Loss)):
+        return send_loss(loss)
+    raise UserError(
+        f"loss is {shown(loss)}: expected an object of a class derived from pat_jax.rl.algorithm.losses.Loss, "
+        "which names the columns that it reads and the metrics that it gives beside computing them; "
+        "write a function as the method `values` of such a class, as examples/loss.py does."
+    )

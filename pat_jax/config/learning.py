@@ -32,6 +32,9 @@ class AlgorithmConfig(AdvantageOptions):
 
     name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS) | SHORT_FORM)
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
+    loss: str = ""
+    """A loss of your own: `path/to/file.py:Class` or `module:Class` (docs/change-something.md). If
+    it is empty, the options below describe the loss."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
     group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
@@ -144,6 +147,7 @@ class AlgorithmConfig(AdvantageOptions):
         changed = [
             f"{part} {getattr(self, part)}" for part in parts if getattr(self, part) != parts[part]
         ]
+        changed += [f"loss {self.loss}"] * bool(self.loss)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def _check_pairs(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pat_jax.common.errors import UserError, shown
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.run.process.folder import COMPLETE, CONFIG_FILE, differences, is_used
-from pat_jax.run.results.asked_again import check_asked
+from pat_jax.run.results.asked_again import ASKED, check_asked
 
 RESULTS_FILE = "results.json"
 RESPONSES_FILE = "responses.jsonl"  # while there are no results
@@ -50,7 +50,7 @@ def options_of_evaluation(
                 f"option --{name} is {shown(new)}: expected {shown(old)} with --resume, by which the "
                 f"responses in {config.out!r} were drawn; leave it out, or choose another --out."
             )
-    check_asked(config, parse(argv, only=("reward", "reward_token_env")), Path(config.out))
+    check_asked(config, parse(argv, only=ASKED), Path(config.out))
     return config
 
 

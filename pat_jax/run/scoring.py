@@ -12,12 +12,13 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.own_code import check_sent
 from pat_jax.rl.rewards.outcome import describe_causes
 from pat_jax.rl.rewards.report import never_scored
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.results.serialized_rewards import check_shipped
+from pat_jax.run.results.sent_code import REWARDS
 from pat_jax.run.reward_models import RewardModels
 
 
@@ -26,7 +27,8 @@ def open_scorer(
 ) -> RewardScorer:
     """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
     the variable of --reward_token_env holds no token."""
-    check_shipped(rewards)
+    for reward in rewards:
+        check_sent("reward", reward, REWARDS)
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
         *rewards,

@@ -16,9 +16,11 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
+from pat_jax.rl.algorithm.losses import LOGPROBS
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
+from pat_jax.rl.batches.batches import COLUMNS
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import (
     DTYPES,
@@ -33,10 +35,11 @@ from pat_jax.training.build import (
 )
 from pat_jax.training.carrier import Carrier
 from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.own_loss import own_loss
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, POLICY, Trainer
+from pat_jax.training.trainer import CRITIC, OLD, POLICY, Trainer
 from pat_jax.training.transfer import Receivers
 
 NO_READERS: Mapping[str, Reader] = MappingProxyType({})
@@ -186,11 +189,11 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     """Returns the updates of the reinforcement stage and of the supervised stage before it."""
     algorithm, warm_start = config.algorithm, config.warm_start
     is_on_policy, top_k = config.updates_per_step == 1, config.teacher.top_k
-    loss = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
+    by_options = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
     update = Update(
         predictor_of(config, POLICY, policy, layout),
         optimizer_of(config.optimizer_in_use, config.policy_updates),
-        loss,
+        own_loss(algorithm, _columns(config), top_k) if algorithm.loss else by_options,
         algorithm.router_aux_loss_coef,
         is_mean=algorithm.loss_aggregation != "constant" or not algorithm.router_aux_loss_coef,
     )
@@ -205,7 +208,7 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
     # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
     cross_entropy = replace(
-        loss,
+        by_options,
         ratio="token",
         beta=0.0,
         corrects_kl=False,
@@ -218,3 +221,14 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     predictor = replace(update.predictor, temperature=1.0)
     changed = {"optimizer": supervised, "loss": cross_entropy, "is_mean": True}
     return update, replace(update, predictor=predictor, **changed)
+
+
+def _columns(config: RunConfig) -> list[str]:
+    """Returns the names of the columns that a loss of the policy can read in this run."""
+    is_read = {
+        "reference_logprobs": config.algorithm.beta > 0,
+        "teacher_logprobs": bool(config.teacher.model) and not config.teacher.top_k,
+        "returns": config.algorithm.has_critic,
+        "old_values": config.algorithm.has_critic,
+    }
+    return [*COLUMNS, OLD[LOGPROBS], *(name for name in is_read if is_read[name])]

@@ -1,6 +1,7 @@
 """What Python's callers may give by mistake: one sentence, before any device is asked for."""
 
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,9 @@ import pat_jax
 from pat_jax import SavedRun, UserError
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.text_session import TextSession
-from pat_jax.run.results.serialized_rewards import REWARDS, check_shipped
+from pat_jax.rl.own_code import check_sent
+from pat_jax.run.results.sent_code import REWARDS
+from pat_jax.training.own_loss import LOSSES
 
 
 def named(value: object) -> str:
@@ -142,7 +145,21 @@ def test_prompts_that_are_none(prompts):
     refused(lambda: session.generate(prompts))
 
 
-def test_a_pickled_reward_that_came_with_a_run_is_not_opened(tmp_path: Path):
-    check_shipped(["math", f"{REWARDS}/0123.reward:f", "file.py:f", "http://a/b"])
-    for path in (tmp_path / "a.reward", REWARDS / "../a.reward", REWARDS / "in/a.reward"):
-        assert "runs code" in refused(lambda path=path: check_shipped(["math", f"{path}:f"]))
+def test_pickled_code_that_came_with_a_run_is_not_opened(tmp_path: Path):
+    for spec in ("math", f"{REWARDS}/0123.reward:f", "file.py:f", "http://a/b"):
+        check_sent("reward", spec, REWARDS)
+    check_sent("algorithm.loss", f"{LOSSES}/0123.loss:Mine", LOSSES)
+    for option, folder in (("reward", REWARDS), ("algorithm.loss", LOSSES)):
+        for other in (tmp_path, folder / "..", folder / "in"):
+            for suffix in (".reward", ".loss"):
+                spec = f"{other}/a{suffix}:f"
+                assert "runs code" in refused(partial(check_sent, option, spec, folder))
+
+
+def function(predicted, columns):
+    return predicted
+
+
+@pytest.mark.parametrize("value", [*WRONG, function, lambda x: x], ids=named)
+def test_a_loss_that_is_none(value):
+    assert "the method `values` of such a class" in refused(lambda: pat_jax.train(loss=value))

@@ -28,7 +28,9 @@ THE_COMMAND = "import runpy; runpy.run_module('pat_jax.train', run_name='__main_
 PROGRAM = """
 import json, sys
 import pat_jax
+from dataclasses import dataclass
 from pat_jax.config.command_line import parse
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 
 folder, options = sys.argv[1], json.loads(sys.argv[2])
 seen = []
@@ -40,7 +42,11 @@ def exact(completions, answer, **columns):
     seen.append(1)
     return [float(text == right) for text, right in zip(completions, answer)]
 
-run = pat_jax.train(options, run_dir=f"{folder}/api", reward=[exact])
+@dataclass(frozen=True)
+class Mine(PolicyLoss):
+    is_on_policy: bool = True
+
+run = pat_jax.train(options, run_dir=f"{folder}/api", reward=[exact], loss=Mine())
 tell(samples={step: len(run.samples[step]) for step in run.samples}, path=run.rollout.path)
 tell(seen=seen, trace=run.plot_rollout().get_size_inches().tolist())
 try:
@@ -48,7 +54,7 @@ try:
 except pat_jax.UserError as error:
     tell(refused=str(error))
 run = pat_jax.train(run_dir=f"{folder}/api", resume=True, steps=3, reward=exact)
-tell(steps=[row["step"] for row in run.metrics], reward=run.config.reward)
+tell(steps=[row["step"] for row in run.metrics], reward=run.config.reward, loss=run.config.algorithm.loss)
 tell(exported=str(run.export(f"{folder}/exported")))
 # A clock would choose the layout, and a near-tie of one layout another token.
 session = pat_jax.session(run=run, max_length=96, batch=4, layout="dp2tp1")
@@ -85,7 +91,7 @@ def metrics(folder: Path) -> list[dict]:
 
 @pytest.mark.slow  # a whole command
 def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
-    """With a function of the program as its reward, and `exact` there."""
+    """With a function and a class of the program as its reward and loss, and the usual ones there."""
     program = "-c", ONE_LAYER + THE_COMMAND
     finish(start(*OPTIONS, "--run_dir", str(folder / "command"), program=program))
     ours, theirs = metrics(folder / "api"), metrics(folder / "command")
@@ -103,7 +109,7 @@ def test_a_run_goes_on_in_the_process_that_ended_it(facts: dict):
     assert facts["refused"].endswith("choose another, or --resume the run in it.")
     assert facts["steps"] == [0, 1, 2, 3]
     (reward,) = facts["reward"]
-    assert reward.endswith(".reward:exact")
+    assert reward.endswith(".reward:exact") and facts["loss"].endswith(".loss:Mine")
 
 
 def test_what_was_learned_is_exported_and_generates(facts: dict):

@@ -1,4 +1,4 @@
-"""Rows that a program gives to a run of two processes: one file, which both read."""
+"""Rows and a loss that a program gives to a run of two processes: one file of each, which both read."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,25 @@ from runs import SMALL_ROLLOUT, write_checkpoint
 from several import ends, errors, start_all
 
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import ROWS
+from pat_jax.run.process.folder import CONFIG_FILE, ROWS
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 PROGRAM = """
 import sys
+from dataclasses import dataclass
 import pat_jax
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+
+@dataclass(frozen=True)
+class Mine(PolicyLoss):
+    is_on_policy: bool = True
 
 count, *words = sys.argv[1:]
 options = dict(zip([word[2:] for word in words[::2]], words[1::2]))
 rows = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(60)]
 more = int(count) * int(options["distributed.process_id"])
 try:
-    pat_jax.train(options, data=rows + rows[:more], eval={"data": rows[:9]})
+    pat_jax.train(options, data=rows + rows[:more], eval={"data": rows[:9]}, loss=Mine())
 except pat_jax.UserError as error:
     sys.exit(f"error: {error}")
 """
@@ -42,6 +48,7 @@ def test_two_processes_read_one_file(tmp_path: Path):
     assert len(errors(found[0][1])) == 1 and not (tmp_path / "run").exists()
     for code, generated in train(tmp_path, 0):
         assert code == 0, generated
+    assert ".loss:Mine" in (tmp_path / "run" / CONFIG_FILE).read_text()
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 1
     rows, heldout = sorted((tmp_path / "run" / ROWS).glob("*/*.jsonl"), key=lambda path: path.name)
     counts = [

@@ -175,6 +175,20 @@ def test_no_code_and_no_address_is_taken_from_a_folder(
     assert options_of_run([*argv, "--reward", "math"], parse).reward == ("math",)
 
 
+def test_no_loss_is_taken_from_a_folder(tmp_path: Path):
+    own = ["--algorithm.loss", "mine.py:Loss"]
+    config = parse(["--preset", "demo", *own, "--algorithm.name", "dapo"])
+    (tmp_path / CONFIG_FILE).write_text(dump(config))
+    argv = ["--resume", "--run_dir", str(tmp_path)]
+    with pytest.raises(UserError, match=r"add --algorithm\.loss mine\.py:Loss\.$"):
+        options_of_run(argv, parse)
+    assert asked_again(config) == own
+    assert options_of_run([*argv, *own], parse).algorithm == config.algorithm
+    assert options_of_run([*argv, "--algorithm.loss", ""], parse).algorithm.loss == ""
+    sent = replace(config, algorithm=replace(config.algorithm, loss="/a/0123.loss:Loss"))
+    assert asked_again(sent) == []  # refused where it is not this user's
+
+
 @pytest.mark.parametrize("reward", ["auto", "exact", "math", "model:judge", "model:a/b:c"])
 def test_what_runs_no_code_is_taken_from_a_folder(tmp_path: Path, reward: str):
     shipped = f"{tmp_path}/0123.reward:score"  # refused where it is not this user's

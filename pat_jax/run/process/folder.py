@@ -23,7 +23,7 @@ from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
 from pat_jax.run.logging.metrics import METRICS_FILE
 from pat_jax.run.logging.rollout_files import ROLLOUTS_FILE
 from pat_jax.run.logging.samples import SAMPLES_FILE
-from pat_jax.run.results.asked_again import check_asked
+from pat_jax.run.results.asked_again import ASKED, check_asked
 from pat_jax.run.results.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 from pat_jax.run.start.hub_names import go_on_with_names
 
@@ -45,7 +45,7 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
         folder = check_run_dir(resumed)
         go_on_with_names(folder)
         config = parse(["--config", str(saved_config(folder)), *argv])
-        check_asked(config, parse(argv, only=("reward", "reward_token_env")), folder)
+        check_asked(config, parse(argv, only=ASKED), folder)
         return config
     config = parse(argv)
     if not config.run_dir:

@@ -9,17 +9,26 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rewards import RewardOptions
-from pat_jax.rl.rewards.rewards import PICKLED, model_of
+from pat_jax.config.run import RunConfig
+from pat_jax.rl.own_code import is_sent
+from pat_jax.rl.rewards.rewards import model_of
+
+# Options that `check_asked` compares with those of a folder.
+ASKED = ("reward", "reward_token_env", "algorithm.loss")
 
 
 def asked_again(config: object) -> list[str]:
-    """Returns the options that a run or evaluation is resumed with, though its folder has them:
-    rewards that run code or are sent the responses, and the variable that is sent with them. A
-    folder may be from somebody else."""
-    if not isinstance(config, RewardOptions) or not any(map(_is_open, config.reward)):
-        return []
-    token = ["--reward_token_env", config.reward_token_env] if config.reward_token_env else []
-    return ["--reward", *config.reward, *token]
+    """Returns the options that a run or evaluation is resumed with, though its folder has them.
+
+    These are rewards that run code or are sent the responses, the variable that is sent with them,
+    and a loss of the user's own. A folder may be from somebody else."""
+    found: list[str] = []
+    if isinstance(config, RewardOptions) and any(map(_is_open, config.reward)):
+        token = ["--reward_token_env", config.reward_token_env] if config.reward_token_env else []
+        found += ["--reward", *config.reward, *token]
+    if isinstance(config, RunConfig) and _is_open(config.algorithm.loss):
+        found += ["--algorithm.loss", config.algorithm.loss]
+    return found
 
 
 def check_asked(config: object, given: object, folder: Path) -> None:
@@ -27,12 +36,11 @@ def check_asked(config: object, given: object, folder: Path) -> None:
     of `config`, which those of the folder are part of."""
     if (wanted := asked_again(config)) != asked_again(given):
         raise UserError(
-            f"the options in {folder} run code or send texts to an address ({' '.join(wanted[1:])}): expected "
+            f"the options in {folder} run code or send texts to an address ({shlex.join(wanted)}): expected "
             f"them with --resume, too, since a folder may be from somebody else; if they are what you "
             f"want, add {shlex.join(wanted)}."
         )
 
 
 def _is_open(spec: str) -> bool:
-    is_named = ":" in spec and not model_of(spec)
-    return is_named and Path(spec.rpartition(":")[0]).suffix != PICKLED  # see `check_shipped`
+    return ":" in spec and not model_of(spec) and not is_sent(spec)  # see `check_sent`

@@ -1,0 +1,90 @@
+"""Finds what a user's own Python defines: in a module, in a file, or sent by a program.
+
+Knows names and files. Does not know what is asked for, a reward or a loss; imports no jax, because
+reward workers import this module.
+"""
+
+import importlib
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from pat_jax.common.errors import UserError, shown
+
+# Suffixes of files with what a program has sent, pickled by value.
+SENT_REWARD, SENT_LOSS = ".reward", ".loss"
+_SENT = (SENT_REWARD, SENT_LOSS)
+
+
+def is_sent(spec: str) -> bool:
+    """Whether `spec` names what a program has sent (`run/results/sent_code.py`)."""
+    return source_of(spec).endswith(_SENT)
+
+
+def source_of(spec: str) -> str:
+    """Returns the module or file of `source:name`, or "" if there is no colon."""
+    return spec.rpartition(":")[0]
+
+
+def check_sent(option: str, spec: str, folder: Path) -> None:
+    """Raises UserError if `spec` names a pickle outside of `folder`, where this user's programs
+    write them. Such a file is code, and a run's folder from somebody else may name one that came
+    with it."""
+    if is_sent(spec) and Path(source_of(spec)).absolute().parent != folder.absolute():
+        name = option.rpartition(".")[2]
+        raise UserError(
+            f"option --{option} is {shown(spec)}: expected what a program of yours has sent to {folder}, as "
+            f"unpickling such a file runs code; give --{option} path/to/file.py:NAME, or "
+            f"pat_jax.train({name}=...)."
+        )
+
+
+def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
+    """Imports the module or file `source`. Raises UserError, beginning with `what`, if it cannot be
+    imported.
+
+    Args:
+      suffix: added to the name under which a file is imported, so that it takes no library's place.
+    """
+    is_file = source.endswith((".py", *_SENT))
+    if is_file and not Path(source).is_file():
+        raise UserError(
+            f"{what}: file {source} does not exist: expected a Python file; check the path."
+        )
+    try:
+        if source.endswith(_SENT):
+            return _unpickled(Path(source))
+        return _imported(Path(source), suffix) if is_file else importlib.import_module(source)
+    # Code of the user runs here and may raise anything.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and source.startswith(error.name):
+            raise UserError(
+                f"{what}: there is no module {error.name!r}: expected one that Python can "
+                "import from this folder; check the name, or give path/to/file.py:NAME."
+            ) from error
+        raise UserError(
+            f"{what}: importing {source} raised {type(error).__name__} ({error}): expected "
+            "a module that imports; correct it."
+        ) from error
+
+
+def _unpickled(path: Path) -> ModuleType:
+    """Returns a module with what a program has pickled by value."""
+    module = ModuleType(path.stem)
+    vars(module).update(pickle.loads(path.read_bytes()))
+    return module
+
+
+def _imported(path: Path, suffix: str) -> ModuleType:
+    path = path.resolve()
+    if (folder := str(path.parent)) != sys.path[0]:
+        sys.path.insert(0, folder)  # its neighbours, as for a script that Python runs
+    name = f"{path.stem}{suffix}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up
+    module_spec.loader.exec_module(module)
+    return module
