@@ -1,4 +1,4 @@
-"""Names of an iteration's stages, the same in predictions, logs, pictures and profiler traces."""
+"""Names of an iteration's stages, the same in logs and profiler traces."""
 
 ROLLOUT = "rollout"
 TRANSFER = "weights to the rollout"

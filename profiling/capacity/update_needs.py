@@ -68,7 +68,7 @@ def _memory(
     if is_least:
         key = Key("grad", trainer.layout.split, *passes.shapes[-1])
         # Offloaded moments, which come for the step alone, may take more than was freed before.
-        of_rows = inputs_bytes(passes) + _of_experts(passes)
+        of_rows = _inputs_bytes(passes) + _of_experts(passes)
         taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
     most = largest(stages_of(trainer, taken))
     if "transfer" in most.name:
@@ -101,7 +101,7 @@ def _memory(
     )
 
 
-def inputs_bytes(passes: RolePasses) -> int:
+def _inputs_bytes(passes: RolePasses) -> int:
     """Bytes of the layers' inputs, which are always kept for the backward pass."""
     tokens, model = passes.rows(passes.shapes[-1]).tokens, passes.model
     return model.num_layers * tokens * model.embed_dim * passes.itemsize
