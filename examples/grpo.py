@@ -48,7 +48,7 @@ def train(config: RunConfig) -> list[float]:
     state = trainer["init_state"](initial_params(trainer, config))
     if reference is not None:
         reference.take(state.params)
-    shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
+    shapes = micro_shapes(config.micro_batches, trainer.layout.split.dp, trainer.layout.platform)
 
     # The warm-up runs these programs, and the planner decides by their measured times.
     warmup = warm_up(
@@ -84,7 +84,7 @@ def train(config: RunConfig) -> list[float]:
             aggregation=config.algorithm.loss_aggregation,
             truncated=config.algorithm.truncated,
             max_completion_length=config.rollout.max_completion_length,
-            shares_prompts=shares_prompts(config, trainer.layout.platform),
+            shares_prompts=shares_prompts(config.micro_batches, trainer.layout.platform),
         )
         state, result = trainer.update(state, setup.roles.read(batch))
 

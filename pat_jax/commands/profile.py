@@ -86,7 +86,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     target = Target.parse(config.shards)
     model = model_config(config, paper_devices(target))
     config = _settled(config, model, [device])
-    check_lengths(config, model)
+    check_lengths(config.rollout, model, config.model)
     subject = profile_subject(config, model, [device])
     subject = replace(subject, num_devices=target.num_devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name

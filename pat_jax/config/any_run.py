@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, Rule, count
+from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.shared import OnDevices, UpdateOptions
@@ -101,3 +102,28 @@ class AnyRun(UpdateOptions, OnDevices):
     def trains_adapters(self) -> bool:
         """Whether only adapters are trained."""
         return self.lora.is_on
+
+    @property
+    def micro_batch_option(self) -> str:
+        """The option that sets the size of a micro-batch, with its value."""
+        raise NotImplementedError
+
+    @property
+    def learned_from(self) -> str:
+        """What an update learns from, in words."""
+        raise NotImplementedError
+
+    @property
+    def compute(self) -> Compute:
+        """How trained models are computed. Only once `auto` is settled has it a dtype."""
+        return Compute(self.compute_dtype, self.remat, self.scan_layers, self.experts)
+
+    @property
+    def memory_options(self) -> MemoryOptions:
+        return MemoryOptions(
+            optimizer=self.optimizer,
+            compute=self.compute,
+            trains_adapters=self.trains_adapters,
+            micro_batch=self.micro_batch_option,
+            learned_from=self.learned_from,
+        )

@@ -83,7 +83,6 @@ class FineTuning(AnyRun):
 
     @property
     def micro_batch_option(self) -> str:
-        """The option that sets the size of a micro-batch, with its value."""
         return f"--tokens_per_micro_batch ({self.tokens_per_micro_batch})"
 
     @property

@@ -15,6 +15,7 @@ from pat_jax.common.rules import (
     Rule,
 )
 
+KvCarry = Literal["auto", "migrate", "recompute"]
 TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
 
 
@@ -93,7 +94,7 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     quantize those of linear layers, with a scale for each output. The policy that generates then
     differs from the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects
     for it."""
-    kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
+    kv_carry: KvCarry = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
     kv_pages: int = option(0, COUNT_OR_ZERO)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
+from pat_jax.config.compute import MicroBatches
 from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
@@ -24,7 +25,7 @@ from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.shared import ComputeDtype, Planned
+from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
 from pat_jax.config.teacher import TeacherConfig
 
 PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
@@ -139,7 +140,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def micro_batch_option(self) -> str:
-        """The option that sets the size of a micro-batch, with its value."""
         return f"--algorithm.tokens_per_micro_batch ({self.algorithm.tokens_per_micro_batch})"
 
     @property
@@ -147,9 +147,24 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return "prompts and responses"
 
     @property
-    def is_planned(self) -> bool:
-        """Whether the planner chooses the layouts."""
-        return self.layout == "auto" and not self.switch_to
+    def micro_batches(self) -> MicroBatches:
+        rollout, algorithm, warm_start = self.rollout, self.algorithm, self.warm_start
+        return MicroBatches(
+            tokens=algorithm.tokens_per_micro_batch,
+            prompts=algorithm.mini_batch_size,
+            num_generations=rollout.num_generations,
+            max_prompt_length=rollout.max_prompt_length,
+            max_completion_length=rollout.max_completion_length,
+            min_length=rollout.min_length,
+            demonstrations=warm_start.batch_size if warm_start.steps else 0,
+            share_prompts=algorithm.share_prompts,
+        )
+
+    @property
+    def layout_choice(self) -> LayoutChoice:
+        names, counts = (text.split(",") for text in (self.switch_to, self.switch_at))
+        path = zip(names, map(int, counts), strict=True) if self.switch_to else ()
+        return LayoutChoice(self.layout, tuple(path))
 
     @property
     def keeps_unfinished(self) -> bool:

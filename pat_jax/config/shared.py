@@ -45,6 +45,25 @@ class OnDevices(Options):
 
 
 @dataclass(frozen=True)
+class LayoutChoice:
+    """Which layouts rollouts may have.
+
+    Attributes:
+      layout: the only one, such as dp2tp4; auto: all.
+      path: of a script, the layouts to switch to, each with the number of running sequences at
+        which that happens.
+    """
+
+    layout: str = "auto"
+    path: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner chooses among layouts."""
+        return self.layout == "auto" and not self.path
+
+
+@dataclass(frozen=True)
 class Planned(Options):
     """How the layouts of a rollout are chosen."""
 

@@ -35,7 +35,7 @@ from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
 from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
 from pat_jax.run.start.init_state import Beginning
-from pat_jax.training.build import critic_rates, learning_rates, shares_prompts
+from pat_jax.training.build import schedule_of, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States
 from pat_jax.training.summed_gradients import SummedGradients
@@ -99,7 +99,7 @@ def training_batch(
         aggregation=algorithm.loss_aggregation,
         truncated=algorithm.truncated,
         max_completion_length=cap,
-        shares_prompts=shares_prompts(config, roles.policy.layout.platform),
+        shares_prompts=shares_prompts(config.micro_batches, roles.policy.layout.platform),
     )
     for name, values in (early or {}).items():
         batch = batch.with_column(name, values)
@@ -187,7 +187,10 @@ class Learner:
         self.states, self._checksums = began.states, began.base_checksums
         self._shaping = began.shaping
         self._shapes = self._roles.micro_shapes
-        self._rates = {POLICY: learning_rates(config), CRITIC: critic_rates(config)}
+        self._rates = {
+            POLICY: schedule_of(config.optimizer_in_use, config.policy_updates),
+            CRITIC: schedule_of(config.critic_optimizer, config.critic_updates),
+        }
         most, notify = config.optimizer.max_skipped, run.progress.print
         self._skipped = {
             role.name: NonFiniteSteps(run.folder, most, notify, role.name)
@@ -226,7 +229,9 @@ class Learner:
             trains=lambda role, step: role.name != POLICY or self.trains_policy(step + 1),
             aggregation=self._config.algorithm.loss_aggregation,
             micro_shapes=self._shapes,
-            shares_prompts=shares_prompts(self._config, self._roles.policy.layout.platform),
+            shares_prompts=shares_prompts(
+                self._config.micro_batches, self._roles.policy.layout.platform
+            ),
         )
 
     def learn(self, step: int, found: Experience) -> Learned:

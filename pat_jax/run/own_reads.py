@@ -36,7 +36,7 @@ class OwnReads:
     @classmethod
     def of_run(cls, config: RunConfig, roles: Roles, states: States) -> "OwnReads":
         """Returns what is read of one batch of a run."""
-        shared = shares_prompts(config, roles.policy.layout.platform)
+        shared = shares_prompts(config.micro_batches, roles.policy.layout.platform)
         return cls(list(roles.predictions(lambda: states)), roles.micro_shapes, shared)
 
     def add(self, index: int, ended: Rollout) -> None:

@@ -14,6 +14,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.compute import Compute
 from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
@@ -35,7 +36,7 @@ from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.rl.text.scored_text import check_template
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.results.weights import check_weights
-from pat_jax.training.build import DTYPES, ROW_UNIT, frozen_functions
+from pat_jax.training.build import DTYPES, ROW_UNIT, functions_of
 from pat_jax.training.reader import Reader
 from pat_jax.training.text_scorer import TextScorer
 from pat_jax.training.trainable_params import TrainableParams
@@ -137,7 +138,7 @@ def scorer_in(
     dtype = settled_dtype(options.dtype, layout.platform, is_checkpoint=True)
     micro_shapes = _micro_shapes(options, texts, layout)
     held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-    functions = frozen_functions(policy, layout, dtype)
+    functions = functions_of(Compute(dtype), policy, layout)
     predictor = Predictor(functions, policy.config.vocab_size)
     return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
 

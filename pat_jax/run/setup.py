@@ -138,8 +138,8 @@ def _built(
     check_task(config)
     model = model_config(config, devices)
     config, shortened = settled_options(config, model, devices)
-    check_lengths(config, model)
-    check_vocabulary_options(config, model)
+    check_lengths(config.rollout, model, config.model)
+    check_vocabulary_options(config.rollout, model)
     places = Places.of(config, devices)
     if places.is_split:
         owned_arrays.register()
@@ -171,8 +171,8 @@ def _built(
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
         check_state(roles, alone.limit)
-    if config.is_planned:
-        kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
+    if config.layout_choice.is_planned:
+        kept, more = worth_planning(config.rollout, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
             layouts, roles = kept, models.build(config, kept)
@@ -189,7 +189,7 @@ def _built(
         resting,
         engine,
         roles,
-        scripted_planner(config, layouts),
+        scripted_planner(config.layout_choice, config.rollout.kv_carry, layouts),
         fingerprint,
         subject,
         profile,
@@ -233,8 +233,8 @@ def _built_engine(
     resident: Sequence[Any],
     kernels: Kernels | None = None,
 ) -> RolloutEngine:
-    check_lengths(config, model)
-    check_vocabulary_options(config, model)
+    check_lengths(config.rollout, model, config.model)
+    check_vocabulary_options(config.rollout, model)
     chain, dropped = chain_of(config, model, devices, kernels)
     layouts = rollout_layouts(config, model, devices, chain)
     for reason in dropped:

@@ -58,7 +58,7 @@ class TailReads:
     ) -> "TailReads":
         """Returns what is read of one batch of a run."""
         reads = [x for x in roles.predictions(lambda: states) if x.is_column]
-        shared = shares_prompts(config, roles.policy.layout.platform)
+        shared = shares_prompts(config.micro_batches, roles.policy.layout.platform)
         return cls(models, reads, roles.micro_shapes, states, shared)
 
     def add(self, index: int, ended: Rollout) -> None:

@@ -15,10 +15,9 @@ from jaxtyping import Array
 
 from pat_jax.common.hub import local_adapter
 from pat_jax.common.rules import require
-from pat_jax.config.any_run import AnyRun
+from pat_jax.config.compute import Compute, MicroBatches
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import AdapterConfig, LoraConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
@@ -26,14 +25,13 @@ from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.lora import Lora
 from pat_jax.models.lora_targets import ALL_LINEAR
 from pat_jax.models.policy import Policy
+from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.passes import model_functions
-from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, POLICY
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
@@ -45,7 +43,9 @@ GROUP_UNIT = 8  # the same for rows that hold a whole group
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:
+def trained_of(
+    policy: Policy, layout: Layout, lora: LoraConfig, *, compute_dtype: str, weight_dtype: str
+) -> TrainableParams:
     """Returns which parameters of the policy the options train.
 
     Raises:
@@ -54,19 +54,19 @@ def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParam
     return TrainableParams(
         policy,
         layout,
-        build_lora(config.lora, policy),
+        build_lora(lora, policy),
         # The forward pass rounds to this dtype anyway: nothing is lost, and half the memory saved.
-        compute_dtype=DTYPES[config.compute_dtype],
-        weight_dtype=DTYPES[config.optimizer.weight_dtype],
+        compute_dtype=DTYPES[compute_dtype],
+        weight_dtype=DTYPES[weight_dtype],
     )
 
 
-def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
+def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> Policy:
     """Returns `policy` as the rollout keeps it: in its weight format, adapters beside weights.
 
     Adapters are not merged: in bfloat16 weights, updates smaller than the last bit would be lost.
     """
-    kept, lora = policy.with_weights(config.rollout.weights), build_lora(config.lora, policy)
+    kept = policy.with_weights(weights)
     return lora.beside(kept) if lora else kept
 
 
@@ -104,23 +104,27 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     return lora
 
 
-def predictor_of(config: RunConfig, role: str, model: Policy, layout: Layout) -> Predictor:
-    """Returns the `Predictor` of a role: of values if `model` has a scalar head, else of
-    log-probabilities at the rollout's temperature.
+def predictor_of(
+    compute: Compute,
+    model: Policy,
+    layout: Layout,
+    *,
+    temperature: float = 1.0,
+    router_replay: bool = False,
+) -> Predictor:
+    """Returns what predicts values if `model` has a scalar head, else log-probabilities.
 
-    Only the policy is computed by the experts that its rollout recorded. Routers of all other roles
-    choose their own. The options of updates are for trained models and for the reference, which is
-    computed as the policy is; for other frozen models they would be another model's.
+    Args:
+      compute: the model's own: options of a trained model are of no other.
+      temperature: of sampling, by which log-probabilities are computed.
+      router_replay: whether the model is computed by the experts that its rollout recorded, as the
+        policy is. Routers of all other models choose their own.
     """
-    if role in (POLICY, CRITIC, REFERENCE):
-        replays = role == POLICY and config.algorithm.router_replay
-        functions = functions_of(config, model, layout, router_replay=replays)
-    else:
-        functions = frozen_functions(model, layout, config.compute_dtype)
+    functions = functions_of(compute, model, layout, router_replay=router_replay)
     if model.config.head == "scalar":
         return Predictor(functions, model.config.vocab_size)
-    sizes = config.rollout.temperature, logit_tokens(model, layout)
-    return Predictor(functions, model.config.vocab_size, *sizes)
+    tokens = logit_tokens(model, layout)
+    return Predictor(functions, model.config.vocab_size, temperature, tokens)
 
 
 def check_experts(option: str, trained: Sequence[Policy]) -> None:
@@ -132,38 +136,30 @@ def check_experts(option: str, trained: Sequence[Policy]) -> None:
 
 
 def functions_of(
-    options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = False
+    compute: Compute, policy: Policy, layout: Layout, *, router_replay: bool = False
 ) -> ModelFunctions:
-    """Returns a trained model's functions for an update, computed as the options say.
+    """Returns a model's functions for updates and for passes that only read.
 
     Raises:
       OptionError: the devices do not support an option.
     """
-    asked = options.scan_layers, policy.config.num_layers, layout.platform, options.compute_dtype
+    asked = compute.scan_layers, policy.config.num_layers, layout.platform, compute.dtype
     is_scanned = scans_layers(*asked)
     require(
-        not (is_scanned and layout.platform == "cpu" and options.compute_dtype == "bfloat16"),
+        not (is_scanned and layout.platform == "cpu" and compute.dtype == "bfloat16"),
         "scan_layers",
-        options.scan_layers,
+        compute.scan_layers,
         "false with --compute_dtype bfloat16 on a CPU, where XLA runs no such products in a loop",
     )
-    dtype = DTYPES[options.compute_dtype]
     return model_functions(
         policy,
         layout,
-        dtype,
-        remat=options.remat,
+        DTYPES[compute.dtype],
+        remat=compute.remat,
         scan_layers=is_scanned,
         router_replay=router_replay,
-        experts=options.experts,
+        experts=compute.experts,
     )
-
-
-def frozen_functions(policy: Policy, layout: Layout, dtype: str) -> ModelFunctions:
-    """Returns the functions of a model that is not trained and whose routers choose the experts."""
-    scans = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
-    how = {"remat": "none", "scan_layers": scans, "router_replay": False, "experts": "auto"}
-    return model_functions(policy, layout, DTYPES[dtype], **how)
 
 
 def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str) -> bool:
@@ -181,16 +177,6 @@ def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str
 def logit_tokens(policy: Policy, layout: Layout) -> int:
     """Returns for how many tokens of a shard of rows logits, split over TP, exist at a time."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
-
-
-def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from an optimizer step of the policy, from 0, to its learning rate."""
-    return schedule_of(config.optimizer_in_use, config.policy_updates)
-
-
-def critic_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from an optimizer step of the critic, from 0, to its learning rate."""
-    return schedule_of(config.critic_optimizer, config.critic_updates)
 
 
 def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
@@ -241,16 +227,16 @@ def policy_loss(
     )
 
 
-def shares_prompts(config: RunConfig, platform: str) -> bool:
+def shares_prompts(batches: MicroBatches, platform: str) -> bool:
     """Whether the responses of a group may share their prompt in the rows of an update.
 
     Args:
       platform: `jax.Device.platform` of the devices.
     """
-    return config.algorithm.share_prompts and knows_branches(platform)
+    return batches.share_prompts and knows_branches(platform)
 
 
-def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tuple[int, int]]:
+def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[tuple[int, int]]:
     """Returns rows and length of each micro-batch that an update may have, smallest first.
 
     If responses share prompts, a row holds a whole group where the budget has room for such rows.
@@ -259,22 +245,22 @@ def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tupl
       num_shards: number of shards that the rows are split into.
       platform: `jax.Device.platform` of the devices.
     """
-    rollout, algorithm = config.rollout, config.algorithm
-    budget, responses = algorithm.tokens_per_micro_batch, rollout.num_generations
-    whole = largest_length(rollout.max_length, min(rollout.min_length, ROW_UNIT))
+    budget, responses = batches.tokens, batches.num_generations
+    longest = batches.max_prompt_length + batches.max_completion_length
+    whole = largest_length(longest, min(batches.min_length, ROW_UNIT))
 
     def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[tuple[int, int]]:
         """Shapes with rows of this length, each with room for `most_of_group` longest responses."""
-        rows = algorithm.mini_batch_size * -(-responses // most_of_group)
-        if config.warm_start.steps:
-            rows = max(rows, -(-config.warm_start.batch_size // (length // whole)))
-        return shapes(ladder(rollout.min_length, length), budget, num_shards, rows, most)
+        rows = batches.prompts * -(-responses // most_of_group)
+        if batches.demonstrations:
+            rows = max(rows, -(-batches.demonstrations // (length // whole)))
+        return shapes(ladder(batches.min_length, length), budget, num_shards, rows, most)
 
     apart = of(whole, 1)
-    if not shares_prompts(config, platform):
+    if not shares_prompts(batches, platform):
         return apart
     # Each response has its own copy of the prompt's last token, beside the shared prompt.
-    prompt, response = rollout.max_prompt_length - 1, rollout.max_completion_length + 1
+    prompt, response = batches.max_prompt_length - 1, batches.max_completion_length + 1
     group = largest_length(prompt + responses * response, GROUP_UNIT)
     length = max(whole, min(group, budget // num_shards // GROUP_UNIT * GROUP_UNIT))
     return of(length, (length - prompt) // response, len(apart))

@@ -13,6 +13,7 @@ from jax.sharding import Sharding
 
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
+from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout, least_tp
 from pat_jax.models.policy import Params
@@ -21,7 +22,7 @@ from pat_jax.training.build import predictor_of
 from pat_jax.training.carrier import is_in_each_process
 from pat_jax.training.copied_reader import CopiedReader, frozen_params
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import Roles, States
+from pat_jax.training.roles import REFERENCE, Roles, States
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 
@@ -103,7 +104,12 @@ def _copied(
     params: Callable[[States], Params],
 ) -> CopiedReader:
     source, target = half_layouts(config, held, half)
-    predictor = predictor_of(config, name, held.policy, target)
+    predictor = predictor_of(
+        config.compute if name == REFERENCE else Compute(config.compute_dtype),
+        held.policy,
+        target,
+        temperature=config.rollout.temperature,
+    )
     reader = Reader(column, replace(held, layout=target), predictor, micro_shapes)
     return CopiedReader(reader, held, source, params)
 

@@ -39,7 +39,7 @@ from pat_jax.training.own_loss import own_loss
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, OLD, POLICY, Trainer
+from pat_jax.training.trainer import CRITIC, OLD, Trainer
 from pat_jax.training.transfer import Receivers
 
 NO_READERS: Mapping[str, Reader] = MappingProxyType({})
@@ -99,17 +99,24 @@ def build_roles(
     check_experts(config.experts, [policy, *([critic.policy] if critic else [])])
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
-    trained = trained_of(config, policy, layout)
-    shapes = micro_shapes(config, row_shards or layout.split.dp, layout.platform)
+    trained = trained_of(
+        policy,
+        layout,
+        config.lora,
+        compute_dtype=config.compute_dtype,
+        weight_dtype=config.optimizer.weight_dtype,
+    )
+    shapes = micro_shapes(config.micro_batches, row_shards or layout.split.dp, layout.platform)
     readers = {**_readers(config, trained, reference or layout, shapes), **teacher}
     of_values = critic and _critic(config, critic, shapes)
     beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
+    kept = rollout_policy(policy, config.rollout.weights, trained.lora)
     trainer = Trainer(
         trained,
         update,
-        Receivers(dtype, rollout_layouts, rollout_policy(config, policy), carriers),
+        Receivers(dtype, rollout_layouts, kept, carriers),
         # A rollout-only run compiles no forward and backward passes.
         micro_shapes=shapes if learns else (),
         num_iterations=algorithm.num_iterations,
@@ -140,7 +147,7 @@ def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> T
     """Returns the trainer of the critic, which is sent to no rollout."""
     policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
     update = Update(
-        predictor_of(config, CRITIC, policy, layout),
+        predictor_of(config.compute, policy, layout),
         optimizer_of(config.critic_optimizer, config.critic_updates),
         ValueLoss(config.algorithm.value_clip),
     )
@@ -180,7 +187,8 @@ def _readers(
     whole = TrainableParams(policy, layout, weight_dtype=dtype)
     held = trained if trained.lora else whole
     shapes = shapes if config.learns else ()
-    predictor = predictor_of(config, REFERENCE, policy, layout)
+    temperature = config.rollout.temperature
+    predictor = predictor_of(config.compute, policy, layout, temperature=temperature)
     rests = config.roles.rest == "host"
     return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}
 
@@ -191,7 +199,13 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     is_on_policy, top_k = config.updates_per_step == 1, config.teacher.top_k
     by_options = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
     update = Update(
-        predictor_of(config, POLICY, policy, layout),
+        predictor_of(
+            config.compute,
+            policy,
+            layout,
+            temperature=config.rollout.temperature,
+            router_replay=algorithm.router_replay,
+        ),
         optimizer_of(config.optimizer_in_use, config.policy_updates),
         own_loss(algorithm, _columns(config), top_k) if algorithm.loss else by_options,
         algorithm.router_aux_loss_coef,

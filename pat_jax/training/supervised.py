@@ -44,9 +44,16 @@ def build_supervised_roles(
         with experts, which it has not.
     """
     check_experts(config.experts, [policy])
-    functions, tokens = functions_of(config, policy, layout), logit_tokens(policy, layout)
+    functions, tokens = functions_of(config.compute, policy, layout), logit_tokens(policy, layout)
     predictor = Predictor(functions, policy.config.vocab_size, logit_tokens=tokens)
-    trained, dtype = trained_of(config, policy, layout), DTYPES[config.compute_dtype]
+    trained = trained_of(
+        policy,
+        layout,
+        config.lora,
+        compute_dtype=config.compute_dtype,
+        weight_dtype=config.optimizer.weight_dtype,
+    )
+    dtype = DTYPES[config.compute_dtype]
     readers = {}
     if (column := f"{REFERENCE}_logprobs") in loss.needs:
         held = trained if trained.lora else replace(trained, weight_dtype=dtype)  # one base

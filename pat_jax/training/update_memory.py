@@ -7,9 +7,10 @@ rollout: its weights and its KV cache are freed while these run (`engine/sizing/
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.learning import OptimizerState
 from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
@@ -20,35 +21,6 @@ from pat_jax.training.trainer import POLICY, Trainer
 log = logging.getLogger(__name__)
 STEP = "the optimizer's step"
 OTHER_DRAFTS = "make no drafts that a model generates (--speculation.source suffix)"
-
-
-class UpdateOptions(Protocol):
-    """Options that a run can change if its update does not fit."""
-
-    @property
-    def optimizer(self) -> OptimizerState: ...
-
-    @property
-    def trains_adapters(self) -> bool:
-        """Whether only adapters are trained, so that the optimizer's state is small."""
-        ...
-
-    @property
-    def remat(self) -> str: ...
-
-    @property
-    def experts(self) -> str: ...
-
-    @property
-    def compute_dtype(self) -> str: ...
-
-    @property
-    def micro_batch_option(self) -> str:
-        """The option that sets a micro-batch's size, with its value; empty if it is the least."""
-        ...
-
-    @property
-    def learned_from(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -198,7 +170,7 @@ def _lacking(trainer: Trainer, limit: float, *, keeps_reference: bool) -> str:
     )
 
 
-def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -> str:
+def check_update(stages: Sequence[Stage], limit: float, options: MemoryOptions) -> str:
     """Checks, after compilation, the memory of the largest program, and describes it.
 
     Raises:
@@ -208,9 +180,9 @@ def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -
         return "the update no figure: this backend does not say what its programs take"
     most = largest(stages)
     log.info("memory of the update, its largest program: %s", most)
-    if lacking := shortage(most, limit, config):
+    if lacking := shortage(most, limit, options):
         raise UserError(lacking)
-    if notice := tightness(most, limit, config):
+    if notice := tightness(most, limit, options):
         log.warning("%s", notice)
     return str(most)
 
@@ -219,7 +191,7 @@ def largest(stages: Sequence[Stage]) -> Stage:
     return max(stages, key=lambda stage: stage.total)
 
 
-def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: bool = False) -> str:
+def shortage(stage: Stage, limit: float, options: MemoryOptions, *, is_least: bool = False) -> str:
     """Returns why a device has no room for a stage and what would help; empty if it has room.
 
     Args:
@@ -230,17 +202,17 @@ def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: boo
     return (
         f"the update needs {'at least ' * is_least}{gib(stage.total)} of a device for {stage.name} (training state and "
         f"gradients {gib(stage.held - stage.drafts)}{_drafts_words(stage.drafts)}, activations and other temporaries "
-        f"{gib(stage.taken)}), but it has {gib(limit)}; {', or '.join(_advice(stage, config))}."
+        f"{gib(stage.taken)}), but it has {gib(limit)}; {', or '.join(_advice(stage, options))}."
     )
 
 
-def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
+def tightness(stage: Stage, limit: float, options: MemoryOptions) -> str:
     """Returns a warning if a device has hardly more memory than the stage takes; else empty."""
     if stage.total <= USABLE * limit:
         return ""
     return (
         f"the update takes {gib(stage.total)} of a device's {gib(limit)}: it may find no room where "
-        f"memory is in pieces; {', or '.join(_advice(stage, config))}"
+        f"memory is in pieces; {', or '.join(_advice(stage, options))}"
     )
 
 
@@ -248,24 +220,25 @@ def _drafts_words(drafts: int) -> str:
     return f", drafts {gib(drafts)}" if drafts else ""
 
 
-def _advice(stage: Stage, config: UpdateOptions) -> Iterator[str]:
+def _advice(stage: Stage, options: MemoryOptions) -> Iterator[str]:
     """Yields what would help, first for the larger part of the stage."""
-    of_rows = list(_smaller_rows(config)) if stage.has_rows else []
-    of_state = [] if config.trains_adapters else list(_smaller_state(stage, config.optimizer))
+    of_rows = list(_smaller_rows(options)) if stage.has_rows else []
+    of_state = [] if options.trains_adapters else list(_smaller_state(stage, options.optimizer))
     yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state
     if stage.drafts:
         yield OTHER_DRAFTS
     yield "use more devices"
 
 
-def _smaller_rows(config: UpdateOptions) -> Iterator[str]:
-    if config.remat != "full":
-        yield f"take --remat full, which keeps less of a layer than {config.remat}"
-    if config.compute_dtype == "float32":
+def _smaller_rows(options: MemoryOptions) -> Iterator[str]:
+    compute = options.compute
+    if compute.remat != "full":
+        yield f"take --remat full, which keeps less of a layer than {compute.remat}"
+    if compute.dtype == "float32":
         yield "take --compute_dtype bfloat16"
-    if config.micro_batch_option:
-        yield f"lower {config.micro_batch_option}, down to one row for each device"
-    yield f"allow shorter {config.learned_from}"
+    if options.micro_batch:
+        yield f"lower {options.micro_batch}, down to one row for each device"
+    yield f"allow shorter {options.learned_from}"
 
 
 def _smaller_state(stage: Stage, optimizer: OptimizerState) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pat_jax.common.rules import (
     not_negative,
 )
 from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.critic import (
     REWARD_MODEL,
     CriticAdapterConfig,
@@ -188,14 +189,16 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         return self.lora_rank > 0 and (not self.has_critic or self.critic.lora.rank > 0)
 
     @property
-    def micro_batch_option(self) -> str:
-        """The option that sets the size of a micro-batch, with its value; empty if not set."""
+    def memory_options(self) -> MemoryOptions:
+        """What can be changed if the update does not fit."""
         tokens = self.tokens_per_micro_batch
-        return f"--tokens_per_micro_batch ({tokens})" if tokens else ""
-
-    @property
-    def learned_from(self) -> str:
-        return "prompts and responses"
+        return MemoryOptions(
+            optimizer=self.optimizer,
+            compute=Compute(self.compute_dtype, self.remat, self.scan_layers, self.experts),
+            trains_adapters=self.trains_adapters,
+            micro_batch=f"--tokens_per_micro_batch ({tokens})" if tokens else "",
+            learned_from="prompts and responses",
+        )
 
     def settled(self, context: int) -> "PlanConfig":
         """Returns these options with a number in place of each `auto`.

@@ -55,7 +55,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     sums = question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
-    parts = build, question.data, programs, question.options
+    parts = build, question.data, programs, question.options.memory_options
     updating = PlannedUpdate(*parts) if run.train else None
     learned = _learned(question, comparison)
     update = updating.of(*learned) if updating else None

@@ -63,7 +63,7 @@ def machine_of(
 def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
     """The layouts that are not used, each with the reason."""
     build, latency = question.build, question.costs.latency
-    kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
+    kept, dropped = worth_planning(question.run.rollout, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
     refused = {
         split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))

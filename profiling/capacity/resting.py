@@ -58,7 +58,7 @@ def both(
     roles: tuple[RoleMemory, ...] = ()
     for rest in ("device", "host"):
         own = build if rest == chosen else by_arithmetic(with_rest(build.order, rest))
-        kept, _ = worth_planning(own.order.config, own.layouts, own.alone, costs.latency)
+        kept, _ = worth_planning(own.order.config.rollout, own.layouts, own.alone, costs.latency)
         known = {split for split, _, _ in costs.latency.decode_table}
         used = tuple(split for split in kept if split in known)
         target = used[0] if used else next(iter(own.layouts))

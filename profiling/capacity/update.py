@@ -14,6 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from pat_jax.common.text_table import percent
+from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
@@ -33,7 +34,6 @@ from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.update_memory import UpdateOptions
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class PlannedUpdate:
     built: TargetBuild
     data: Path | None  # a folder with kernel tables
     programs: Sequence[CompiledProgram]  # empty: nothing was compiled
-    options: UpdateOptions  # under the names that the user knows
+    options: MemoryOptions  # under the names that the user knows
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
         """The update for rollouts that begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
-        is_shared = shares_prompts(self.run, self.trainer.layout.platform)
+        is_shared = shares_prompts(self.run.micro_batches, self.trainer.layout.platform)
         packed = [
             Packed.of(each, size, self.shapes, self.work.dp, shares_prompts=is_shared)
             for each in workloads

@@ -7,6 +7,7 @@ each layer's input, and buffers of a layer's experts; or the optimizer's state.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pat_jax.config.compute import MemoryOptions
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import buffer_rows
 from pat_jax.planning.types import Split
@@ -20,7 +21,6 @@ from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_memory import (
     STEP,
-    UpdateOptions,
     fetched_bytes,
     largest,
     resident_bytes,
@@ -35,7 +35,7 @@ def most_needed(
     built: TargetBuild,
     programs: Sequence[CompiledProgram],
     policy: RolePasses,
-    options: UpdateOptions,
+    options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
     """Returns the memory of the largest program of all trained roles, with a transfer to `target`,
@@ -53,7 +53,7 @@ def _memory(
     built: TargetBuild,
     trainer: Trainer,
     passes: RolePasses,
-    options: UpdateOptions,
+    options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
     limit = int(built.limit)

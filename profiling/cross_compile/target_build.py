@@ -36,6 +36,7 @@ from pat_jax.profiling.cross_compile.target_roles import policy_of, roles_of
 from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.training.build import (
     DTYPES,
+    build_lora,
     micro_shapes,
     rollout_policy,
     scans_layers,
@@ -182,7 +183,8 @@ class TargetBuild:
         return self.policy_of(self.order.model)
 
     def policy_of(self, model: ModelConfig) -> Policy:
-        return rollout_policy(self.order.config, Policy.from_config(model))
+        own, config = Policy.from_config(model), self.order.config
+        return rollout_policy(own, config.rollout.weights, build_lora(config.lora, own))
 
     @cached_property
     def buckets(self) -> Buckets:
@@ -220,7 +222,7 @@ class TargetBuild:
     def micro_shapes(self) -> list[tuple[int, int]]:
         """Shapes of the update's micro-batches, smallest first."""
         layout = next(iter(self.layouts.values()))
-        return micro_shapes(self.order.config, layout.split.dp, layout.platform)
+        return micro_shapes(self.order.config.micro_batches, layout.split.dp, layout.platform)
 
     @cached_property
     def alone(self) -> MemoryModel:

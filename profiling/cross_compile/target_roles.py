@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pat_jax.common.devices import Device
 from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.layout import Layout, least_tp
@@ -59,7 +60,7 @@ def roles_of(
             least_tp(devices, of_values, fsdp_size=config.fsdp_size),
             config.critic.model,
         )
-    shapes = micro_shapes(config, first.split.dp, first.platform)
+    shapes = micro_shapes(config.micro_batches, first.split.dp, first.platform)
     more = {
         name: _reader(
             config,
@@ -91,6 +92,8 @@ def _reader(
         config = replace(config, compute_dtype=dtype)
     dtype = DTYPES[config.compute_dtype]
     held = TrainableParams(policy, layout, compute_dtype=dtype, weight_dtype=dtype)
-    predictor = predictor_of(config, name, policy, layout)
+    predictor = predictor_of(
+        Compute(config.compute_dtype), policy, layout, temperature=config.rollout.temperature
+    )
     top_k = config.teacher.top_k if name == TEACHER else 0
     return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host", top_k=top_k)

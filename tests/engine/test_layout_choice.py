@@ -76,7 +76,7 @@ def test_a_layout_across_hosts_is_used_where_only_it_has_room(limit, kept):
         staging=0,
         ahead=8,
     )
-    layouts, dropped = worth_planning(config, chain_of(4, 4), memory, None)
+    layouts, dropped = worth_planning(config.rollout, chain_of(4, 4), memory, None)
     assert list(layouts) == kept and len(dropped) == 4 - len(kept)
 
 

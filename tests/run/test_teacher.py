@@ -84,7 +84,7 @@ def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path
     assert [*one.roles.readers] == [TEACHER]
     reader, config = one.roles.readers[TEACHER], one.config
     load_teacher(one.roles, config)
-    shapes = micro_shapes(config, one.trainer.layout.split.dp, "cpu")
+    shapes = micro_shapes(config.micro_batches, one.trainer.layout.split.dp, "cpu")
     groups = made_up_groups(263)
     found = reader.read(batch_of(groups, shapes)).by_response("teacher_logprobs")
 

@@ -69,7 +69,9 @@ def test_what_a_head_has_learned_lies_beside_rollouts_and_updates():
     one, none = setup(*source), setup("--speculation.source", "none")
     config = parse([*TINY, "--run_dir", "unused", *source])
     layout = one.trainer.layout
-    head = learned_head(config, one, micro_shapes(config, layout.split.dp, layout.platform))
+    head = learned_head(
+        config, one, micro_shapes(config.micro_batches, layout.split.dp, layout.platform)
+    )
     assert head is not None
     there = on_first_device(head.trainer.state)
     embed = one.policy.config.embed_dim

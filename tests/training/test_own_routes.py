@@ -11,6 +11,7 @@ from runs import TINY
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
@@ -132,13 +133,14 @@ def test_no_role_that_reads_has_the_policys_experts(role: str, experts: str):
     """In a run, in its tail, and in a plan."""
     config = config_of("--experts", experts)
     held = TrainableParams(MODEL, CHAIN["dp4tp2"])
-    reader = Reader(role, held, predictor_of(config, role, MODEL, held.layout), [SHAPE])
+    asked = config.compute if role == REFERENCE else Compute(config.compute_dtype)
+    reader = Reader(role, held, predictor_of(asked, MODEL, held.layout), [SHAPE])
     assert_close(column(reader, weights(1)), own_logprobs(MODEL, weights(1), recorded_rollouts()))
 
 
 def test_a_teachers_likeliest_tokens_are_of_its_own_experts():
     rollouts, params = recorded_rollouts(), weights(1)
-    predictor = predictor_of(config_of(), TEACHER, MODEL, SINGLE)
+    predictor = predictor_of(config_of().compute, MODEL, SINGLE)
     reader = Reader("teacher", TrainableParams(MODEL, SINGLE), predictor, [SHAPE], top_k=61)
     reader.take(jax.device_put(params))
     batch = reader.read(read_batch(rollouts))

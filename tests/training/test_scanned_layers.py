@@ -10,8 +10,8 @@ from chex import assert_trees_all_close
 from trainers import CHAIN, CONFIG, make_trainer, micro_batches, weights_of
 
 from pat_jax.common.rules import OptionError
+from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
-from pat_jax.config.sft import SftConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.target_build import Order
@@ -64,9 +64,9 @@ def test_shallow_models_of_a_plan_run_as_the_whole_one(target: str, option: Any,
 
 
 def test_what_a_cpu_cannot_is_refused():
-    layout, asked = CHAIN["dp8tp1"], SftConfig(model="m", compute_dtype="bfloat16")
+    layout, asked = CHAIN["dp8tp1"], Compute("bfloat16")
     with pytest.raises(OptionError, match=r"--scan_layers is 'true'.*expected false with"):
         functions_of(replace(asked, scan_layers="true"), POLICY, layout)
     functions_of(asked, POLICY, layout)
-    functions_of(replace(asked, scan_layers="true", compute_dtype="float32"), POLICY, layout)
+    functions_of(replace(asked, scan_layers="true", dtype="float32"), POLICY, layout)
     assert POLICY.config.num_layers > 1

@@ -23,11 +23,14 @@ def config(*, share_prompts: bool = True, generations: int = 4, budget: int = 81
 
 def test_a_row_is_as_long_as_a_group_where_the_budget_has_room():
     """31 + 4 x (1 + 128) tokens."""
-    assert micro_shapes(config(), 1, "cpu") == [(1, 552), (2, 552), (4, 552)]
-    assert micro_shapes(config(), 4, "cpu")[-1] == (4, 552)
-    assert micro_shapes(config(budget=1000), 2, "cpu")[-1] == (2, 496)  # three of four
-    assert micro_shapes(config(budget=160), 1, "cpu") == micro_shapes(
-        config(budget=160, share_prompts=False), 1, "cpu"
+    assert micro_shapes(config().micro_batches, 1, "cpu") == [(1, 552), (2, 552), (4, 552)]
+    assert micro_shapes(config().micro_batches, 4, "cpu")[-1] == (4, 552)
+    assert micro_shapes(config(budget=1000).micro_batches, 2, "cpu")[-1] == (
+        2,
+        496,
+    )  # three of four
+    assert micro_shapes(config(budget=160).micro_batches, 1, "cpu") == micro_shapes(
+        config(budget=160, share_prompts=False).micro_batches, 1, "cpu"
     )
 
 
@@ -37,7 +40,9 @@ def test_a_row_is_as_long_as_a_group_where_the_budget_has_room():
 def test_sharing_compiles_no_more_shapes(shards: int, generations: int, budget: int):
     with_it, without = (
         micro_shapes(
-            config(share_prompts=is_shared, generations=generations, budget=budget), shards, "cpu"
+            config(share_prompts=is_shared, generations=generations, budget=budget).micro_batches,
+            shards,
+            "cpu",
         )
         for is_shared in (True, False)
     )
@@ -49,7 +54,7 @@ def test_sharing_compiles_no_more_shapes(shards: int, generations: int, budget: 
 
 def test_a_supervised_stage_has_rows_for_its_batch():
     asked = replace(config(), warm_start=replace(config().warm_start, steps=1, batch_size=64))
-    assert micro_shapes(asked, 1, "cpu")[-1] == (14, 552)  # all that the budget holds
+    assert micro_shapes(asked.micro_batches, 1, "cpu")[-1] == (14, 552)  # all that the budget holds
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_a_supervised_stage_has_rows_for_its_batch():
 )
 def test_prompts_are_shared_where_the_kernel_knows_branches(platform: str, is_known: bool):
     assert knows_branches(platform) is is_known
-    assert shares_prompts(config(), platform) is is_known
-    assert not shares_prompts(config(share_prompts=False), platform)
-    apart = micro_shapes(config(share_prompts=False), 1, platform)
-    assert (micro_shapes(config(), 1, platform) == apart) is not is_known
+    assert shares_prompts(config().micro_batches, platform) is is_known
+    assert not shares_prompts(config(share_prompts=False).micro_batches, platform)
+    apart = micro_shapes(config(share_prompts=False).micro_batches, 1, platform)
+    assert (micro_shapes(config().micro_batches, 1, platform) == apart) is not is_known

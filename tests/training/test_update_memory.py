@@ -26,6 +26,7 @@ from pat_jax.training.update_memory import (
 )
 
 CONFIG = parse([*TINY, "--run_dir", "unused"])
+OPTIONS = CONFIG.memory_options
 SHAPES = [(ROWS, LENGTH), (ROWS, 16 * LENGTH)]
 TARGETS = ["dp8tp1", "dp1tp8"]  # of the transfers: the narrowest layout and the widest
 OF_ROWS = ["--compute_dtype bfloat16", "--algorithm.tokens_per_micro_batch"]
@@ -72,22 +73,22 @@ def test_the_largest_stage_decides():
     stages = [Stage("small", 2 * GIB, GIB), Stage("large", GIB, 3 * GIB)]
     printed = "large: 4 GiB of a device, 3 GiB of them while it runs"
     assert (
-        check_update(stages, math.inf, CONFIG) == check_update(stages, 5 * GIB, CONFIG) == printed
+        check_update(stages, math.inf, OPTIONS) == check_update(stages, 5 * GIB, OPTIONS) == printed
     )
     with pytest.raises(UserError, match="the update needs 4 GiB of a device for large") as error:
-        check_update(stages, 3.9 * GIB, CONFIG)
+        check_update(stages, 3.9 * GIB, OPTIONS)
     message = str(error.value)
     assert "activations and other temporaries 3 GiB), but it has 3.9 GiB; " in message
     for option in ("--compute_dtype bfloat16", "--algorithm.tokens_per_micro_batch (1024)"):
         assert option in message
-    assert "\n" not in message and ("--remat full" in message) == (CONFIG.remat != "full")
-    assert "does not say" in check_update([], 1.0, CONFIG)
+    assert "\n" not in message and ("--remat full" in message) == (OPTIONS.compute.remat != "full")
+    assert "does not say" in check_update([], 1.0, OPTIONS)
 
 
 def test_what_would_help_most_is_said_first():
     def advised(stage: Stage, *options: str) -> list[str]:
-        config = parse([*TINY, "--run_dir", "unused", *options])
-        printed = shortage(stage, 1.0, config).rpartition("; ")[2]
+        own = parse([*TINY, "--run_dir", "unused", *options]).memory_options
+        printed = shortage(stage, 1.0, own).rpartition("; ")[2]
         found = {printed.find(name): name for name in OF_ROWS + OF_STATE}
         return [name for at, name in sorted(found.items()) if at >= 0]
 
@@ -102,9 +103,9 @@ def test_what_would_help_most_is_said_first():
 
 def test_little_room_is_said(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "pat_jax.training.update_memory")
-    check_update([Stage("large", GIB, 3 * GIB)], 4.1 * GIB, CONFIG)
+    check_update([Stage("large", GIB, 3 * GIB)], 4.1 * GIB, OPTIONS)
     assert "takes 4 GiB of a device's 4.1 GiB" in caplog.messages[-1]
-    check_update([Stage("large", GIB, 3 * GIB)], 5 * GIB, CONFIG)
+    check_update([Stage("large", GIB, 3 * GIB)], 5 * GIB, OPTIONS)
     assert caplog.messages[-1].startswith("memory of the update, its largest program: large: 4 GiB")
 
 

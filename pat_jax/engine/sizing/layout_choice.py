@@ -9,7 +9,8 @@ import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import check, check_context
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import KvCarry, RolloutConfig
+from pat_jax.config.shared import LayoutChoice
 from pat_jax.engine.sizing.memory import layouts_without_memory
 from pat_jax.layout.layout import Layout, find_layout
 from pat_jax.models.config import ModelConfig
@@ -20,24 +21,29 @@ from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split, recompute_below
 
 
-def check_lengths(config: RunConfig, model: ModelConfig) -> None:
-    """Raises UserError if the longest prompt and response do not fit the model's context."""
-    names = ("max_prompt_length", "max_completion_length")
-    lengths = {f"rollout.{name}": getattr(config.rollout, name) for name in names}
-    check_context(lengths, model.max_position, config.model)
+def check_lengths(rollout: RolloutConfig, model: ModelConfig, name: str) -> None:
+    """Raises UserError if the longest prompt and response do not fit the model's context.
+
+    Args:
+      name: the model's, for the message.
+    """
+    options = ("max_prompt_length", "max_completion_length")
+    lengths = {f"rollout.{option}": getattr(rollout, option) for option in options}
+    check_context(lengths, model.max_position, name)
 
 
-def check_vocabulary_options(config: RunConfig, model: ModelConfig) -> None:
+def check_vocabulary_options(rollout: RolloutConfig, model: ModelConfig) -> None:
     """Raises OptionError if top_k or max_logprobs is larger than the model's vocabulary."""
     at_most = (
         lambda x: x <= model.vocab_size,
         f"at most the {model.vocab_size:,} tokens of the model",
     )
-    check(config.rollout, "top_k max_logprobs", at_most, "rollout.")
+    check(rollout, "top_k max_logprobs", at_most, "rollout.")
 
 
-def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:
-    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
+def check_batch(rollout: RolloutConfig, layouts: dict[Split, Layout]) -> None:
+    """Raises UserError if the replicas of a layout cannot divide the responses of an iteration."""
+    sequences = rollout.prompts_per_step * rollout.num_generations
     widest = max(layouts, key=lambda split: split.dp)
     if sequences % widest.dp:
         raise UserError(
@@ -48,21 +54,20 @@ def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:
 
 
 def wanted_layouts(
-    config: RunConfig, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
+    choice: LayoutChoice, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
 ) -> dict[Split, Layout]:
     """Returns the layouts that the options can lead to; only these are compiled."""
-    if config.switch_to:
-        option, names = "switch_to", [str(next(iter(chain))), *config.switch_to.split(",")]
-    elif config.layout != "auto":
-        option, names = "layout", [config.layout]
-    else:
+    if choice.is_planned:
         return chain
+    option, names = "layout", [choice.layout]
+    if choice.path:
+        option, names = "switch_to", [str(next(iter(chain))), *(name for name, _ in choice.path)]
     found = [find_layout(chain, name, mesh, model, option=option) for name in dict.fromkeys(names)]
     return {layout.split: layout for layout in found}
 
 
 def worth_planning(
-    config: RunConfig,
+    rollout: RolloutConfig,
     layouts: Mapping[Split, Layout],
     memory: MemoryModel,
     latency: LatencyModel | None,
@@ -75,7 +80,7 @@ def worth_planning(
     Args:
       memory: the memory that each layout takes alone.
     """
-    without_memory = layouts_without_memory(memory, config.rollout)
+    without_memory = layouts_without_memory(memory, rollout)
     dropped = [f"layout {split}: {reason}" for split, reason in without_memory.items()]
     fitting = {split: layout for split, layout in layouts.items() if split not in without_memory}
     if all(layout.crosses_hosts for layout in fitting.values()):
@@ -125,12 +130,13 @@ def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> 
     return any(table[(crossing, *at)] < table[(inside, *at)] for at in both)
 
 
-def scripted_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
-    """Returns a planner that follows the path of layouts in the options; None if they have none."""
-    if not config.switch_to:
+def scripted_planner(
+    choice: LayoutChoice, kv_carry: KvCarry, layouts: dict[Split, Layout]
+) -> Planner | None:
+    """Returns a planner that follows the scripted path; None if there is none."""
+    if not choice.path:
         return None
     by_name = {str(split): split for split in layouts}
-    below = recompute_below("recompute" if config.rollout.kv_carry == "recompute" else "migrate")
-    path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
-    first = next(iter(layouts))
-    return ScriptedPath(first, tuple(Step(by_name[name], at, below) for name, at in path))
+    below = recompute_below("recompute" if kv_carry == "recompute" else "migrate")
+    steps = tuple(Step(by_name[name], running, below) for name, running in choice.path)
+    return ScriptedPath(next(iter(layouts)), steps)

@@ -90,7 +90,7 @@ class SftRun:
         notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
-        compile_update(setup.roles, setup.memory, self.config, self.open.progress)
+        compile_update(setup.roles, setup.memory, self.config.memory_options, self.open.progress)
         self.compile_s = time.perf_counter() - start
         notify(f"compiled in {self.compile_s:.1f} s")
 

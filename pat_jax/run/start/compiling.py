@@ -11,6 +11,7 @@ from itertools import chain
 
 from pat_jax.common.hosts.owners import have_all
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
@@ -20,7 +21,7 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.reward_models import check_room
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Roles
-from pat_jax.training.update_memory import UpdateOptions, check_update, update_stages
+from pat_jax.training.update_memory import check_update, update_stages
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,9 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
     count = of_roles + of_models + of_tail + setup.engine.to_compile()
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
-    update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
+    update = compile_update(
+        setup.roles, setup.memory.limit, config.memory_options, progress, by_need=is_by_need
+    )
     for one in models:  # few programs, without a backward pass
         one.compile(by_need=False)
     check_room(setup.reward_models, setup.memory, setup.held_without_rollouts)
@@ -83,7 +86,7 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
 def compile_update(
     roles: Roles,
     limit: float,
-    config: UpdateOptions,
+    options: MemoryOptions,
     progress: Progress,
     *,
     by_need: bool = False,
@@ -95,14 +98,14 @@ def compile_update(
     for rows, length in trainer.largest:
         layout, experts = trainer.layout, trainer.policy.config.experts
         of_layout = layout, layout.platform, rows * length // layout.split.dp
-        if form := form_of_update(config.experts, experts, *of_layout):
+        if form := form_of_update(options.compute.experts, experts, *of_layout):
             log.info("%s", form)
     roles.compile(_show("training", progress), by_need=by_need)
     stages = update_stages(roles)
     if not all(have_all(role.layout.devices) for role in roles.trained):
         found = process_group().gather("stages of an update", stages)
         stages = [*chain.from_iterable(found)]
-    return check_update(stages, limit, config)
+    return check_update(stages, limit, options)
 
 
 def _show(name: str, progress: Progress) -> Callable[[int, int], None]:

@@ -143,6 +143,6 @@ def rollout_layouts(
     Raises:
       UserError: the options ask for a layout that is not there, or prompts do not divide.
     """
-    layouts = wanted_layouts(config, dict(chain), factored_mesh(devices), model)
-    check_batch(config, layouts)
+    layouts = wanted_layouts(config.layout_choice, dict(chain), factored_mesh(devices), model)
+    check_batch(config.rollout, layouts)
     return layouts

@@ -27,7 +27,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.training.build import DTYPES, rollout_policy
+from pat_jax.training.build import DTYPES, build_lora, rollout_policy
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ class Rollouts:
         """Returns the rollouts of a run that trains `policy`."""
         platform, longest = devices[0].platform, config.rollout.max_length
         drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
-        return cls(config, rollout_policy(config, policy), devices, drafts)
+        return cls(
+            config,
+            rollout_policy(policy, config.rollout.weights, build_lora(config.lora, policy)),
+            devices,
+            drafts,
+        )
 
     def on(self, devices: Sequence[Device]) -> "Rollouts":
         """Returns the same rollouts on other devices."""
@@ -70,7 +75,7 @@ class Rollouts:
         held = {"resident": resident, "drafter": self.drafter}
         limit = memory_limit(rollout, self.devices)
         memory = memory_alone(self.policy, layouts, rollout, self.dtype, limit=limit, **held)
-        starts = list(layouts) if config.is_planned else list(layouts)[:1]
+        starts = list(layouts) if config.layout_choice.is_planned else list(layouts)[:1]
         name = "switch_to" if config.switch_to else "layout"
         options = options or f"option --{name} is {getattr(config, name)!r}"
         check_memory(memory, starts, options)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pat_jax.common.devices import Device
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
+from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
@@ -49,9 +50,11 @@ def build_teacher(
         shape = replace(shape, vocab_multiple=policy.config.padded_vocab_size)
     own, dtype = Policy.from_config(shape), DTYPES[config.compute_dtype]
     where = _layout(config, shape, layout, devices)
-    predictor = predictor_of(config, TEACHER, own, where)
+    predictor = predictor_of(
+        Compute(config.compute_dtype), own, where, temperature=config.rollout.temperature
+    )
     held = TrainableParams(own, where, weight_dtype=dtype)
-    shapes = micro_shapes(config, row_shards, layout.platform)
+    shapes = micro_shapes(config.micro_batches, row_shards, layout.platform)
     top_k = _top_k(config, policy.config, shape)
     return {TEACHER: Reader("teacher_logprobs", held, predictor, shapes, top_k=top_k)}
 

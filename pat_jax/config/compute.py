@@ -1,0 +1,60 @@
+"""Options of an update as plain values, for those who compute it or tell what it takes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pat_jax.config.learning import OptimizerState
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model is computed in an update, or where it only reads.
+
+    The fields but `dtype` are those of `UpdateOptions`; their defaults are right for a model that
+    nothing trains.
+    """
+
+    dtype: str  # float32 or bfloat16
+    remat: Literal["full", "attention", "dots", "none"] = "none"
+    scan_layers: Literal["auto", "true", "false"] = "auto"
+    experts: Literal["auto", "gathered", "exchanged"] = "auto"
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """What the shapes of an update's micro-batches follow from.
+
+    Attributes:
+      tokens: most tokens of a micro-batch, on all devices together.
+      prompts: of an optimizer step, each with `num_generations` responses.
+      min_length: the shortest row's length in tokens.
+      demonstrations: of a step of the supervised stage; 0: there is no such stage.
+      share_prompts: whether responses of a group share their prompt in a row where kernels can.
+    """
+
+    tokens: int
+    prompts: int
+    num_generations: int
+    max_prompt_length: int
+    max_completion_length: int
+    min_length: int
+    demonstrations: int
+    share_prompts: bool
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Options that a user can change if an update does not fit a device, and their names.
+
+    Attributes:
+      trains_adapters: whether only adapters are trained, so that the optimizer's state is small.
+      micro_batch: the option that sets a micro-batch's size, with its value; empty if it is the
+        least.
+      learned_from: what could be shorter, in words.
+    """
+
+    optimizer: OptimizerState
+    compute: Compute
+    trains_adapters: bool
+    micro_batch: str
+    learned_from: str
