@@ -42,7 +42,7 @@ def evaluate_here(
       fitted: with an engine for these problems alone; else all share their programs.
     """
     if not fitted:
-        monkeypatch.setattr(ProblemSets, "fitted", lambda problem_sets, config, num_devices: config)
+        monkeypatch.setattr(ProblemSets, "fitted", lambda problem_sets, rollout, *_: rollout)
     (folder / "mine.py").write_text(REWARD)
     argv = ["evaluate", "--out", str(folder / out), *(SMALL.split() if small else ()), *options]
     monkeypatch.setattr(sys, "argv", argv)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.text.tokenizer import Tokenizer
 from pat_jax.run.heldout import HeldoutSet
@@ -21,17 +22,19 @@ class ProblemSets:
     notes: Sequence[str]  # what a person should know, such as how many problems were too long
     left_out: Mapping[str, Mapping[str, int]]  # problems, by set and reason
 
-    def fitted(self, config: RunConfig, num_devices: int) -> RunConfig:
-        """With room for no more rows and no longer prompts than these problems need."""
+    def fitted(
+        self, rollout: RolloutConfig, num_generations: int, num_devices: int
+    ) -> RolloutConfig:
+        """With room for no more rows and no longer prompts than these problems need.
+
+        Args:
+          num_generations: responses to each problem.
+        """
         prompts = [prompt for one in self.sets for prompt in one.prompts]
-        rollout, samples = config.rollout, len(prompts) * config.eval.num_generations
+        samples = len(prompts) * num_generations
         rows = min(rollout.prompts_per_step, math.ceil(samples / num_devices) * num_devices)
         longest = min(rollout.max_prompt_length, max(len(prompt.tokens) for prompt in prompts))
-        return replace(
-            config,
-            rollout=replace(rollout, prompts_per_step=rows, max_prompt_length=longest),
-            algorithm=replace(config.algorithm, mini_batch_size=rows),
-        )
+        return replace(rollout, prompts_per_step=rows, max_prompt_length=longest)
 
 
 def load_problem_sets(config: RunConfig, tokenizer: Tokenizer) -> ProblemSets:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.problem_sets import ProblemSets
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.heldout import HeldoutSet
@@ -12,16 +11,6 @@ from pat_jax.run.heldout import HeldoutSet
 def problem_sets(*lengths: int) -> ProblemSets:
     prompts = [Prompt(i, (5,) * n, "", {}) for i, n in enumerate(lengths)]
     return ProblemSets(["math"], [HeldoutSet("sums", prompts)], [], [], {})
-
-
-def config(num_generations: int) -> RunConfig:
-    rollout = RolloutConfig(prompts_per_step=64, num_generations=1, max_prompt_length=512)
-    return RunConfig(
-        train=False,
-        rollout=rollout,
-        algorithm=AlgorithmConfig(mini_batch_size=64),
-        eval=EvalConfig(num_generations=num_generations, temperature=1.0),
-    )
 
 
 @pytest.mark.parametrize(
@@ -34,6 +23,6 @@ def config(num_generations: int) -> RunConfig:
     ],
 )
 def test_rows_and_prompts_of_an_evaluation(lengths, samples, rows, longest):
-    fitted = problem_sets(*lengths).fitted(config(samples), num_devices=4)
-    assert fitted.rollout.prompts_per_step == fitted.algorithm.mini_batch_size == rows
-    assert fitted.rollout.max_prompt_length == longest
+    asked = RolloutConfig(prompts_per_step=64, num_generations=1, max_prompt_length=512)
+    fitted = problem_sets(*lengths).fitted(asked, samples, num_devices=4)
+    assert (fitted.prompts_per_step, fitted.max_prompt_length) == (rows, longest)

@@ -187,8 +187,17 @@ def test_the_update_has_the_coefficient_of_the_option():
     assert reinforced("--algorithm.router_aux_loss_coef", "0.01") == [0.01, 0.01]
     given = SftConfig(model="m", compute_dtype="float32", max_length=32)
     for config, wanted in ((given, 1e-3), (replace(given, router_aux_loss_coef=0.0), 0.0)):
-        of_update = CrossEntropy(), row_shapes(config, LAYOUT.split.dp), 1
-        trainer = build_supervised_roles(config, POLICY, LAYOUT, *of_update).policy
+        trainer = build_supervised_roles(
+            POLICY,
+            LAYOUT,
+            CrossEntropy(),
+            row_shapes(config.max_length, config.tokens_per_micro_batch, LAYOUT.split.dp),
+            compute=config.compute,
+            optimizer=config.optimizer_in_use,
+            total_steps=1,
+            lora=config.lora,
+            router_aux_loss_coef=config.router_aux_loss_coef,
+        ).policy
         assert trainer.updates[""].router_aux_loss_coef == wanted
 
 

@@ -4,6 +4,7 @@ here, before anything is compiled or written."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pat_jax.common.devices import Device
@@ -75,13 +76,25 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     steps = _steps(config, lessons.train)
     memory = memory_limit(config, devices)
     layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
-    shapes = row_shapes(config, layout.split.dp, lessons.TEXTS)
-    made_of = lessons.loss, shapes, steps
-    roles = build_supervised_roles(config, policy, layout, *made_of)
+    budget = config.tokens_per_micro_batch
+    shapes = row_shapes(config.max_length, budget, layout.split.dp, lessons.TEXTS)
+    roles_in = partial(
+        build_supervised_roles,
+        policy,
+        loss=lessons.loss,
+        micro_shapes=shapes,
+        compute=config.compute,
+        optimizer=config.optimizer_in_use,
+        total_steps=steps,
+        lora=config.lora,
+        router_aux_loss_coef=config.router_aux_loss_coef,
+        evaluates=config.eval.every > 0,
+    )
+    roles = roles_in(layout)
     check_state(roles, memory)
     how = {"page_size": 16, "dtype": DTYPES[config.compute_dtype]}
     if (usable := with_usable_kernels(layout, policy.config, **how)) is not layout:
-        roles = build_supervised_roles(config, policy, usable, *made_of)
+        roles = roles_in(usable)
     check_weights(config.model, head=lessons.HEAD)
     return SftSetup(
         config,
