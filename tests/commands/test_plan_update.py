@@ -65,7 +65,9 @@ def _alone(options: str, programs: tuple[CompiledProgram, ...], model: str) -> U
     build = plan.question_of(config, "").build
     draw = Draw(config.responses, config.max_completion_length)
     workload = ResponseLengths.built_in("reasoning").draw(draw)
-    return PlannedUpdate(build, None, programs, config).of([workload], next(iter(build.layouts)))
+    return PlannedUpdate(build, None, programs, config.memory_options).of(
+        [workload], next(iter(build.layouts))
+    )
 
 
 def program(name: str, **fields: object) -> CompiledProgram:
@@ -167,7 +169,7 @@ def test_what_was_compiled_is_what_counts():
 def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
     asked = "--beta 0.1 --responses 24 --mini_batch_size 1"
     config = config_of(asked)
-    work = PlannedUpdate(plan.question_of(config, "").build, None, (), config).work
+    work = PlannedUpdate(plan.question_of(config, "").build, None, (), config.memory_options).work
     by_hand, programs = alone(asked), []
     # A smaller shape is among the micro-batches, whose share is arithmetic's.
     assert by_hand.batches.slots % (SHAPE["rows"] * SHAPE["length"])

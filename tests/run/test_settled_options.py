@@ -106,7 +106,7 @@ def test_every_command_computes_in_what_suits_the_devices(
     write = parse(model, GenerateConfig, presets=None)
     examine = parse([*model, *data, "--out", "x"], EvaluateConfig, presets=None)
     for found in (
-        seen(setup, "check_lengths", setup.build, train, devices),
+        seen(setup, "profile_subject", setup.build, train, devices),
         seen(profile, "profile_subject", profile.measured, measure),
         seen(sft, "read_lessons", sft.build, teach, devices),
         seen(session, "build_engine", generate.prepared, write),

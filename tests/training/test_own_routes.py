@@ -134,13 +134,16 @@ def test_no_role_that_reads_has_the_policys_experts(role: str, experts: str):
     config = config_of("--experts", experts)
     held = TrainableParams(MODEL, CHAIN["dp4tp2"])
     asked = config.compute if role == REFERENCE else Compute(config.compute_dtype)
-    reader = Reader(role, held, predictor_of(asked, MODEL, held.layout), [SHAPE])
+    predictor = predictor_of(asked, MODEL, held.layout, temperature=config.rollout.temperature)
+    reader = Reader(role, held, predictor, [SHAPE])
     assert_close(column(reader, weights(1)), own_logprobs(MODEL, weights(1), recorded_rollouts()))
 
 
 def test_a_teachers_likeliest_tokens_are_of_its_own_experts():
     rollouts, params = recorded_rollouts(), weights(1)
-    predictor = predictor_of(config_of().compute, MODEL, SINGLE)
+    config = config_of()
+    temperature = config.rollout.temperature
+    predictor = predictor_of(config.compute, MODEL, SINGLE, temperature=temperature)
     reader = Reader("teacher", TrainableParams(MODEL, SINGLE), predictor, [SHAPE], top_k=61)
     reader.take(jax.device_put(params))
     batch = reader.read(read_batch(rollouts))
