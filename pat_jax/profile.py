@@ -24,7 +24,7 @@ def main() -> None:
 
     found = measured(config)
     print(found)
-    print(f"profile {found.path}, picture {found.path.with_suffix('.png')}")
+    print(f"profile {found.path}, picture {found.path.with_suffix('.svg')}")
 
 
 def profile(config: Config = None, **options: Any) -> "Measured":

@@ -1,7 +1,7 @@
 """The same rollout under every static layout, adaptively, and without lockstep, alternating in one run.
 
     python -m benchmarks.speed.adaptive_vs_static --lengths r1 --data ../shared/data --repeats 12 \
-        --out benchmarks/results/adaptive_vs_static_cpu2.json --plot docs/rollout.png
+        --out benchmarks/results/adaptive_vs_static_cpu2.json --plot rollout.svg
 
 Same prompts, same forced response lengths, same engine and features everywhere. Lengths are those of
 real responses, scaled so that their cap is --cap; half of them teach the length model, the other half

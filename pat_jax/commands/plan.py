@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pat_jax.common.bars import bar as progress_bar
 from pat_jax.common.bars import note
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
+from pat_jax.common.html.figure import Figure
 from pat_jax.common.rules import check_context
 from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
@@ -37,10 +37,7 @@ from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
+REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.svg"
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Planned:
     def figures(self) -> Path:
         return self.folder / REPORT_FILE
 
-    def plot(self) -> "Figure":
+    def plot(self) -> Figure:
         """Draws the first replayed rollout: running sequences over time, and the layout."""
         return draw_rollout(self.report.comparison.traces[0])
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 
@@ -16,6 +15,7 @@ from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.html.figure import Figure
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
@@ -31,9 +31,6 @@ from pat_jax.run.setup import build_engine, model_config, settled_options
 from pat_jax.run.start.profiles import profile_subject
 from pat_jax.training.build import DTYPES
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
@@ -46,7 +43,7 @@ class Measured:
     profile: Profile
     path: Path
 
-    def plot(self) -> "Figure":
+    def plot(self) -> Figure:
         """Draws the time of a decode step by running sequences, a panel for each cache length."""
         return draw_profile(self.profile)
 
@@ -152,7 +149,7 @@ def saving(
 
 def kept(profile: Profile, path: Path) -> Measured:
     profile.save(path)
-    draw_profile(profile).savefig(path.with_suffix(".png"))
+    draw_profile(profile).save(path.with_suffix(".svg"))
     return Measured(profile, path)
 
 

@@ -74,7 +74,7 @@ def computed_plan(command: str = PLAN) -> ComputedPlan:
 def _keep(run: Run, shown: ShownSwitch) -> None:
     write_switch(run.open.folder, shown)
     pictures = {"as planned": shown.planned, "with a forced switch": shown.forced}
-    draw_rollouts(pictures).savefig(run.open.folder / SWITCH_PICTURE)
+    draw_rollouts(pictures).save(run.open.folder / SWITCH_PICTURE)
     run.open.page.write_now()
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_text
+from pat_jax.common.html.figure import Figure
 from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import Cell, percent, text_table
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -34,9 +35,6 @@ from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 # Columns of the comparison with drafts.
 DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Simulated:
     answers: Sequence[Answer]
     told: Sequence[str] = ()  # sentences about drafts
 
-    def plot(self, number: int = 0) -> "Figure":
+    def plot(self, number: int = 0) -> Figure:
         """Draws an answer's first adaptive rollout: running sequences over time, and the layout.
         Raises UserError if there is no answer of this `number`."""
         if number not in range(len(self.answers)):

@@ -279,7 +279,7 @@ class Run:
             self.steps.save_last(config.steps)
             self.collector.unfinished.finish()
             trace = self.drawn.trace(setup.engine.capacity)
-            plot_rollout(trace, self.open.folder / "rollout.png")
+            plot_rollout(trace, self.open.folder / "rollout.svg")
         self.open.close()
         log.info("%s", describe_peak(setup.memory, setup.devices, self.compiled.update))
         export_roles(config, setup.roles, self.learner.states, max(config.steps, first))

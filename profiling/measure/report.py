@@ -1,15 +1,13 @@
 """Shows a profile to people: tables of text and a picture."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from pat_jax.common.html.charts import Axis, Line, Plot
+from pat_jax.common.html.figure import Figure
 from pat_jax.common.picture_style import tp_colour
 from pat_jax.common.text_table import starred, text_table
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def tables(profile: Profile) -> str:
@@ -61,27 +59,33 @@ def _round(source: Split, target: Split, senders: str) -> str:
     return f"{source} -> {target}, {senders} sending"
 
 
-def draw_profile(profile: Profile) -> "Figure":
-    """Draws the decode step over the running sequences, one panel for each cache length."""
-    from pat_jax.common.picture import Picture
-
+def draw_profile(profile: Profile) -> Figure:
+    """Draws the decode step over the running sequences, a chart for each cache length."""
     table = profile.latency.decode_table
-    lengths = sorted({length for _, _, length in table})
-    figure = Picture(4.2 * len(lengths) + 0.6, 3.6)
-    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
-    for axes, length in zip(panels, lengths, strict=True):
-        for split in dict.fromkeys(split for split, _, _ in table):
-            at = [(rows, s) for (a, rows, n), s in table.items() if (a, n) == (split, length)]
-            running, ms = zip(*sorted((rows * split.dp, 1e3 * s) for rows, s in at), strict=True)
-            options = {"label": str(split), "color": tp_colour(split.tp)}
-            axes.plot(running, ms, marker="o", markersize=3, **options)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_title(f"cache of {length:,} tokens", loc="left", fontsize=10)
-        axes.set_xlabel("running sequences, evenly over the groups")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("ms a decode step")
-    panels[-1].legend(frameon=False)
-    subject = profile.subject
-    figure.suptitle(f"{subject.num_devices} x {subject.device_kind}, {subject.dtype}", fontsize=10)
-    return figure
+    steps_ms = {
+        (split, rows * split.dp, length): 1e3 * s for (split, rows, length), s in table.items()
+    }
+    across = Axis.over([running for _, running, _ in steps_ms], is_log=True)
+    up = Axis.over([*steps_ms.values()], is_log=True)
+    subject, plots = profile.subject, list[Plot]()
+    for length in sorted({length for _, _, length in steps_ms}):
+        lines = []
+        for split in dict.fromkeys(split for split, _, _ in steps_ms):
+            points = sorted(
+                (running, ms)
+                for (layout, running, cache), ms in steps_ms.items()
+                if (layout, cache) == (split, length)
+            )
+            lines.append(Line(str(split), points, tp_colour(split.tp), is_dotted=True))
+        plots.append(
+            Plot(
+                lines,
+                across=across,
+                up=up,
+                across_words="running sequences, evenly over the groups",
+                up_words=f"ms a decode step, cache of {length:,} tokens",
+                note="",
+            )
+        )
+    told = f"{subject.num_devices} x {subject.device_kind}, {subject.dtype}"
+    return Figure(plots, columns=min(3, len(plots)), width=380, told=[told])

@@ -85,7 +85,7 @@ def test_it_plans_without_a_compiler(command, tmp_path: Path):
     printed = command("--model", "tiny", "--target", "h100:8", "--compile", "false")
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("plan-tiny-h100-8-")
-    assert {"plan.json", "plan.html", "rollout.png", "rollout.json", "config.yaml"} <= {
+    assert {"plan.json", "plan.html", "rollout.svg", "rollout.json", "config.yaml"} <= {
         path.name for path in folder.iterdir()
     }
     assert all(name in printed for name in NAMES)
@@ -105,7 +105,8 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
 
 def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     body = parsed(page(report))
-    assert len(list(body.iter("svg"))) == 2 + len(report.steps.contexts)
+    plots = [x for x in body.iter("svg") if x.get("class") == "plot"]
+    assert len(plots) == 2 + len(report.steps.contexts)
     assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
     pictures = [x for x in body.iter() if x.tag == "figure" or x.get("class") == "bars"]
     notes = [x.text for x in body.iter("p") if x.get("class") == "note"]
@@ -113,7 +114,7 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     *_, lengths = (note for note in notes if note != "computed, not measured")
     assert lengths == report.lengths.source and notes.count(lengths) == 1
     assert all(trace.is_computed for trace in report.comparison.traces)
-    assert draw_rollout(report.comparison.traces[0]).axes[0].get_title("right") == notes[0]
+    assert draw_rollout(report.comparison.traces[0]).plots[0].note == notes[0]
     drawn = {x.get("fill") for x in body.iter("rect")}
     for tp in {int(name[-1]) for name in report.comparison.traces[0].layout}:
         assert tp_colour(tp) in drawn & {x.get("stroke") for x in body.iter("path")}

@@ -40,11 +40,11 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     run_dir, _ = finished
     names = {path.name for path in run_dir.iterdir()}
-    files = "config.yaml metrics.jsonl rollout.png rollout.json run.log run.html rollouts.json "
-    files += "samples.json switch.json switch.png .lock profile.json checkpoints tensorboard"
+    files = "config.yaml metrics.jsonl rollout.svg rollout.json run.log run.html rollouts.json "
+    files += "samples.json switch.json switch.svg .lock profile.json checkpoints tensorboard"
     assert names == set(files.split())
-    for picture in ("rollout.png", "switch.png"):
-        assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
+    for picture in ("rollout.svg", "switch.svg"):
+        assert (run_dir / picture).read_text().startswith("<svg ")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
@@ -160,7 +160,7 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
     assert all(row["reward/mean"] > 0 and "train/loss" not in row for row in rows[1:])
     assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
     assert "\nin here: the configuration, " in output
-    assert (tmp_path / "here" / "rollout.png").exists()
+    assert (tmp_path / "here" / "rollout.svg").exists()
     setup, state, step = saved_run(tmp_path / "here")
     assert step == 2
     assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))

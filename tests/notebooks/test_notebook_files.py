@@ -50,7 +50,7 @@ def test_a_notebook_is_valid_and_small(path: Path):
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert len(outputs) <= 1 and all(cell["execution_count"] is None for cell in cells)
     for output in outputs:
-        assert output["output_type"] in OUTPUT_TYPES and set(output["data"]) == {"image/png"}
+        assert output["output_type"] in OUTPUT_TYPES and set(output["data"]) == {"image/svg+xml"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -53,6 +53,5 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: st
 def test_its_picture_has_the_colours_of_all_others():
     steps = dict.fromkeys(SPLITS, 0.1)
     latency = made_up_latency(steps, steps, reshard=1, migrate_per_token=1, max_rows=2)
-    axes = draw_profile(Profile(SUBJECT, latency, SUMS)).axes[0]
-    colours = {line.get_label(): line.get_color() for line in axes.lines}
-    assert colours == {str(split): tp_colour(split.tp) for split in SPLITS}
+    plot = draw_profile(Profile(SUBJECT, latency, SUMS)).plots[0]
+    assert plot.colours == {str(split): tp_colour(split.tp) for split in SPLITS}

@@ -3,20 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.image import imread
-from matplotlib.legend import Legend
+from pages import words_of
 
+from pat_jax.common.html.charts import Line, Plot
+from pat_jax.common.html.figure import LETTER, Figure
 from pat_jax.common.picture_style import tp_colour
 from pat_jax.engine.executor import Collected
-from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
+from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, draw_rollouts, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import Copies
@@ -36,6 +36,7 @@ SWITCH = Move(
     sequences=4,
     fullest=(2, 4),
     sent=MovedBytes(3 * 2**20),
+    at_s=2.25,
 )
 TRACE = RolloutTrace(
     times_s=(0.5, 1.5, 2.5),
@@ -48,39 +49,41 @@ TRACE = RolloutTrace(
 )
 
 
-@pytest.fixture
-def drawn(monkeypatch) -> dict[str, list]:
-    """What is put on the axes: texts, positions of the lines, bands with their labels' order."""
-    seen: dict[str, list] = {
-        name: [] for name in ("text", "axvline", "axvspan", "step", "fill_between")
-    }
-    for name, calls in seen.items():
-        original = getattr(Axes, name)
-
-        def record(self, *args, _calls=calls, _original=original, **kwargs):
-            _calls.append(args)
-            return _original(self, *args, **kwargs)
-
-        monkeypatch.setattr(Axes, name, record)
-    return seen
+def svg_of(figure: Figure) -> Element:
+    return ElementTree.fromstring(figure.svg())
 
 
-def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path, drawn):
-    plot_rollout(TRACE, tmp_path / "deep" / "rollout.png")
-    assert imread(tmp_path / "deep" / "rollout.png").shape[1] == 1440
-    assert [text[2] for text in drawn["text"]] == ["prefill", "dp2tp1", "dp1tp2", "1"]
-    assert drawn["axvspan"] == [(0, 0.5), (0.5, 2.5), (2.5, 4.0), (2.25, 2.5)]
-    assert drawn["axvline"] == [(2.5,)]
-    assert drawn["step"] == [([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])]
+def all_of(picture: Element, tag: str) -> list[Element]:
+    return [*picture.iter(f"{{http://www.w3.org/2000/svg}}{tag}")]
+
+
+def curve(plot: Plot) -> Line:
+    """The one without a name."""
+    (line,) = (line for line in plot.lines if not line.name)
+    return line
+
+
+def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path):
+    plot_rollout(TRACE, tmp_path / "deep" / "rollout.svg")
+    picture = ElementTree.parse(tmp_path / "deep" / "rollout.svg").getroot()
+    assert picture.get("width") == "920"
+    words = [text.text for text in all_of(picture, "text") if text.get("class") == "name"]
+    assert words == ["prefill", "dp2tp1", "dp1tp2"]
+    (plot,) = draw_rollout(TRACE).plots
+    spans = [(band.left, band.right) for band in plot.bands]
+    assert spans == [(0, 0.5), (0.5, 2.5), (2.5, 4.0), (2.25, 2.5)]
+    assert plot.marks == [2.25]
+    assert curve(plot).points == [(0.5, 0), (0.5, 32), (1.5, 20), (2.5, 4), (4.0, 0)]
     assert told(TRACE) == [
         "1: dp2tp1 to dp1tp2 at 4 running, migrate KV, 3 MiB moved; cost 250 ms (predicted 200 ms), "
         "predicted saving 1.5 s"
     ]
+    assert told(TRACE)[0] in words_of(picture)
 
 
 def told(trace: RolloutTrace) -> list[str]:
     """The lines under the picture."""
-    return draw_rollout(trace).get_supxlabel().splitlines()
+    return [*draw_rollout(trace).told]
 
 
 def test_of_a_replay_no_bytes_are_told():
@@ -110,14 +113,16 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
         done_after=tuple(sorted(ends)),
     )
     figure = draw_rollout(trace)
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    drawn_to = axes.transData.transform((0, len(ends)))[1]
-    names = [text.get_window_extent() for text in axes.texts]
-    assert all(box.y0 >= drawn_to for box in names)
-    words = [*names, *(text.get_window_extent() for text in figure.texts)]
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 for box in words)
-    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in words)
+    (box,) = figure.boxes
+    upright = max(LETTER * len(name) for name in ("prefill", *layout))
+    assert (1 - box.plot.up.at(len(ends)) / 100) * box.height >= upright + 5
+    picture = svg_of(figure)
+    width, height = (float(picture.attrib[name]) for name in ("width", "height"))
+    lines = [text for text in picture if text.tag.endswith("text")]
+    assert len(lines) == len([*figure.lines()]) >= len(told(trace))
+    for line in lines:
+        assert float(line.attrib["x"]) + LETTER * len(line.text or "") <= width
+        assert box.bottom < float(line.attrib["y"]) < height
     assert len(told(trace)) == min(len(at), MOST_TOLD + 1)
 
 
@@ -125,26 +130,23 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
 def test_a_computed_picture_says_so_beside_its_title(switches: tuple[Move, ...]):
     trace = replace(TRACE, moves=switches, total_steps=1_234_567, running=(2048, 1000, 4))
     for is_computed in (False, True):
-        figure = draw_rollout(replace(trace, is_computed=is_computed))
-        figure.draw_without_rendering()
-        axes = figure.axes[0]
-        assert axes.get_title("right") == "computed, not measured" * is_computed
-        left, right = (getattr(axes, f"_{side}_title") for side in ("left", "right"))
-        assert left.get_window_extent().x1 < right.get_window_extent().x0 or not is_computed
+        (box,) = draw_rollout(replace(trace, is_computed=is_computed)).boxes
+        assert box.plot.note == "computed, not measured" * is_computed
+        assert LETTER * len(f"{box.plot.title}{box.plot.note}") < box.width
 
 
 def test_a_tp_degree_has_one_colour_whatever_stands_beside_it():
     """In the picture of a rollout as in those of a plan."""
 
     def colours(*layouts: str) -> list:
-        bands = draw_rollout(replace(TRACE, layout=layouts, moves=())).axes[0].patches
-        return [to_rgb(band.get_facecolor()) for band in bands[1:4]]
+        (plot,) = draw_rollout(replace(TRACE, layout=layouts, moves=())).plots
+        return [band.colour for band in plot.bands[1:4]]
 
     narrow, wide, narrow_again = colours("dp8tp1", "dp2tp4", "dp8tp1")
     assert narrow == narrow_again != wide
     assert colours("dp2tp4", "dp1tp8", "dp4tp2")[0] == wide
     assert colours("dp1tp4", "dp16tp1", "dp4tp4") == [wide, narrow, wide]
-    assert wide == to_rgb(tp_colour(4))
+    assert wide == tp_colour(4)
 
 
 @pytest.mark.parametrize("chain", [(1, 2, 4, 8, 16, 32, 64), (1, 3, 6, 12), (1, 2, 6, 12), (1, 5)])
@@ -152,17 +154,18 @@ def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
     assert len({tp_colour(tp) for tp in chain}) == len(chain)
 
 
-def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
+def test_the_curve_falls_where_sequences_end(tmp_path: Path):
     trace = replace(TRACE, running=(3, 2, 1), done_after=(32, 128, 164))
-    plot_rollout(trace, tmp_path / "rollout.png")
-    assert drawn["step"] == [([0.5, 1.0, 2.5, 3.25], [3, 2, 1, 0])]
+    plot_rollout(trace, tmp_path / "rollout.svg")
+    (plot,) = draw_rollout(trace).plots
+    assert curve(plot).points == [(0.5, 0), (0.5, 3), (1.0, 2), (2.5, 1), (3.25, 0)]
     assert RolloutTrace.from_fields(json.loads((tmp_path / "rollout.json").read_text())) == trace
 
 
 def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
-    plot_rollout(replace(TRACE, moves=()), tmp_path / "no-switch.png")
-    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png")
-    assert (tmp_path / "empty.png").exists()
+    plot_rollout(replace(TRACE, moves=()), tmp_path / "no-switch.svg")
+    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.svg")
+    assert (tmp_path / "empty.svg").exists()
 
 
 def test_the_path_begins_where_the_prompts_were_prefilled():
@@ -179,13 +182,12 @@ def test_a_trace_with_entries_missing_is_refused():
         replace(TRACE, running=(1, 2))
 
 
-def test_drafts_are_a_curve_of_their_own(drawn):
+def test_drafts_are_a_curve_of_their_own():
     """What a sequence said in a step, burst by burst; none where nothing was drafted."""
-    draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.0, 1.0))))
-    draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.8, 2.5))))
-    running, again, drafts = drawn["step"]
-    assert running == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
-    assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
+    assert len(draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.0, 1.0)))).plots) == 1
+    running, drafts = draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.8, 2.5)))).plots
+    assert curve(running).points == [(0.5, 0), (0.5, 32), (1.5, 20), (2.5, 4), (4.0, 0)]
+    assert curve(drafts).points == [(0.5, 1.0), (1.5, 1.8), (2.5, 2.5), (4.0, 2.5)]
 
 
 NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
@@ -205,33 +207,22 @@ DRAFTS = DraftTrace(
 DRAFTED = replace(TRACE, drafts=DRAFTS)
 
 
-def test_tokens_of_drafts_are_areas_by_what_they_are_from(drawn):
+def test_tokens_of_drafts_are_areas_by_what_they_are_from():
     """Between one token a step and what was said, one on the other."""
-    figure = draw_rollout(DRAFTED)
-    _, own, siblings, earlier = drawn["fill_between"]
-    assert own[0] == [0.5, 1.5, 2.5, 4.0]
-    layers = [[*bottom] for _, bottom, _ in (own, siblings, earlier)]
-    layers.append([*earlier[2]])
-    assert layers == [
-        pytest.approx(layer)
-        for layer in (
-            [1, 1, 1, 1],
-            [1, 1.4, 1.5, 1.5],  # 8 of 10 tokens, that were half a token a step
-            [1, 1.5, 1.5, 1.5],
-            [1, 1.5, 3, 3],
-        )
-    ]
-    assert names_of(figure) == ["own text", "siblings", "earlier responses"]
-
-
-def names_of(figure: Figure) -> list[str]:
-    return [text.get_text() for text in legend(figure).get_texts()]
-
-
-def legend(figure: Figure) -> Legend:
-    found = figure.axes[1].get_legend()
-    assert found is not None
-    return found
+    _, drafts = draw_rollout(DRAFTED).plots
+    own, siblings, earlier, _ = drafts.lines
+    assert [line.name for line in drafts.lines if line.name] == [*drafts.colours]
+    assert [*drafts.colours] == ["own text", "siblings", "earlier responses"]
+    bursts = [(0.5, 1.5), (1.5, 2.5), (2.5, 4.0)]
+    for line, low, high in (
+        (own, [1, 1, 1], [1, 1.4, 1.5]),  # 8 of 10 tokens, that were half a token a step
+        (siblings, [1, 1.4, 1.5], [1, 1.5, 1.5]),
+        (earlier, [1, 1.5, 1.5], [1, 1.5, 3]),
+    ):
+        corners = zip(bursts, low, high, strict=True)
+        expected = [(x, below, above) for ends, below, above in corners for x in ends]
+        assert [*line.interval] == [pytest.approx(corner) for corner in expected]
+        assert [y for _, y in line.points] == pytest.approx([*high, high[-1]])
 
 
 def test_what_drafts_gave_is_told_in_a_line():
@@ -245,24 +236,40 @@ def test_what_drafts_gave_is_told_in_a_line():
     assert told(replace(TRACE, drafts=wrong))[1:] == ["drafts: 9 tokens drafted, 0 accepted"]
 
 
-def test_drafts_that_are_not_copied_are_one_area(drawn):
+def test_drafts_that_are_not_copied_are_one_area():
     figure = draw_rollout(replace(TRACE, drafts=replace(DRAFTS, by_source=NOWHERE)))
-    _, area = drawn["fill_between"]
-    assert [*area[2]] == [1.0, 1.5, 3.0, 3.0]
-    assert names_of(figure) == ["drafts"]
-    assert "30 accepted; saved" in figure.get_supxlabel()
+    _, drafts = figure.plots
+    area, _ = drafts.lines
+    assert [y for _, y in area.points] == [1.0, 1.5, 3.0, 3.0]
+    assert [*drafts.colours] == ["drafts"]
+    assert "30 accepted; saved" in figure.told[-1]
 
 
 def test_words_and_names_do_not_cover_each_other():
-    figure = draw_rollout(
-        replace(TRACE, drafts=replace(DRAFTS, accepted=(0, 12, 21)))
-    )  # four names
-    figure.draw_without_rendering()
-    below = figure.axes[0].xaxis.label.get_window_extent()
-    names = legend(figure).get_window_extent()
-    (words,) = (text.get_window_extent() for text in figure.texts)
-    assert below.x1 < names.x0 and names.x1 <= figure.bbox.x1
-    assert words.y1 <= min(below.y0, names.y0) and 0 <= words.x0 < words.x1 <= figure.bbox.x1
+    names = replace(DRAFTS, accepted=(0, 12, 21))  # four of them
+    above, below = draw_rollout(replace(TRACE, drafts=names)).boxes
+    assert above.bottom <= below.y
+    assert [name for name, *_ in below.keys] == [*below.plot.colours]
+    assert len({y for *_, y in below.keys}) == 1
+    ends = [x + LETTER * len(name) for name, _, x, _ in below.keys]
+    starts = [x for _, _, x, _ in below.keys]
+    assert all(end < x for end, x in zip(ends, starts[1:], strict=False))
+    assert max(ends) < below.width
+
+
+def test_nobodys_markup_is_drawn():
+    picture = svg_of(draw_rollouts({"<b>&": TRACE}))
+    assert "<b>&: 32 responses in 4 s" in words_of(picture)
+
+
+@pytest.mark.parametrize("width", [300, 200])
+def test_a_legend_has_as_many_lines_as_it_needs(width: int):
+    _, plot = draw_rollout(replace(TRACE, drafts=replace(DRAFTS, accepted=(0, 12, 21)))).plots
+    first, second = Figure([plot, plot], width=width).boxes
+    lines = {y for *_, y in first.keys}
+    assert 1 < len(lines) <= 4
+    assert all(x + LETTER * len(name) < width for name, _, x, _ in first.keys)
+    assert first.y + max(lines) < second.y == first.bottom
 
 
 def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):

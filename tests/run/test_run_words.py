@@ -62,14 +62,14 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
         "whole run 3 h 2 min, 61.2 s of them compiling",
         f"in {tmp_path}: the configuration",
     ]
-    for name in ("metrics.jsonl", "rollout.png", "completions.jsonl"):
+    for name in ("metrics.jsonl", "rollout.svg", "completions.jsonl"):
         (tmp_path / name).touch()
     for step in ("9", "10", "11.partial"):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
     export = tmp_path / "export"
     config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
     assert output(config)[1:] == [
-        f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.png, the "
+        f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.svg, the "
         "checkpoints of step 9 and 10"
     ]
     export.mkdir()

@@ -3,16 +3,16 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.run.logging.curves import draw_curves
 from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.curves import draw_curves
 from pat_jax.run.logging.page.run_page import RunPage
 from pat_jax.run.logging.samples import Sample
 from pat_jax.run.results.saved_run import SavedRun
@@ -41,28 +41,26 @@ def test_it_has_what_the_run_wrote(run: SavedRun):
     assert "<td" in run.samples._repr_html_() and "&lt;b&gt;2" in run.samples._repr_html_()
     with pytest.raises(UserError, match=r"rollout\.json is not there"):
         _ = run.rollout
-    plot_rollout(TRACE, run.folder / "rollout.png")
+    plot_rollout(TRACE, run.folder / "rollout.svg")
     assert run.rollout == TRACE
 
 
 def test_curves_are_of_what_was_measured(run: SavedRun):
-    figure = run.plot()
-    drawn = [{line.get_label(): line for line in axes.lines} for axes in figure.axes]
+    drawn = [{line.name: line for line in plot.lines} for plot in run.plot().plots]
     panels = [{"reward/mean", "eval/reward"}, {"train/loss"}, {"timing/rollout"}]
     assert [set(panel) for panel in drawn] == panels
-    rewards = np.array(drawn[0]["reward/mean"].get_xydata())
-    assert rewards.tolist() == [[1, 0.25], [2, 0.5], [3, 0.75]]
-    assert [len(axes.lines) for axes in run.plot("reward/mean", "eval/reward").axes] == [1, 1]
+    assert drawn[0]["reward/mean"].points == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [len(plot.lines) for plot in run.plot("reward/mean", "eval/reward").plots] == [1, 1]
     with pytest.raises(UserError, match="has no metric 'reward/men'"):
         run.plot("reward/men")
-    assert draw_curves([]).axes  # of a run that has just begun
+    assert draw_curves([]).svg()  # of a run that has just begun
 
 
 @pytest.mark.parametrize("draw", [SavedRun.plot, SavedRun.plot_rollout])
 def test_figures_show_themselves_in_a_cell(run: SavedRun, draw):
-    plot_rollout(TRACE, run.folder / "rollout.png")
-    picture = draw(run)._repr_png_()
-    assert picture.startswith(b"\x89PNG") and len(picture) < 150_000
+    plot_rollout(TRACE, run.folder / "rollout.svg")
+    picture = draw(run)._repr_svg_()
+    assert ElementTree.fromstring(picture).tag.endswith("svg") and len(picture) < 50_000
 
 
 def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
@@ -74,18 +72,22 @@ def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
     steps = {name: one.step for name, one in run.rollouts.items()}
     assert steps == {"first": 1, "slowest": 2, "newest": 2}
     for name, seconds in (("first", 2), ("slowest", 3)):
-        (axes,) = run.plot_rollout(name).axes
-        assert f"in {seconds} s" in axes.get_title("left")
+        (plot,) = run.plot_rollout(name).plots
+        assert f"in {seconds} s" in plot.title
 
 
 def test_curves_have_their_unit_and_their_interval(run: SavedRun):
     rows = [*run.metrics, {"step": 4, "eval/reward": 0.5, "eval/reward_ci95": 0.125}]
-    reward, loss, seconds = draw_curves(rows).axes
-    units = [axes.get_ylabel() for axes in (reward, loss, seconds)]
+    reward, loss, seconds = draw_curves(rows).plots
+    units = [plot.up_words for plot in (reward, loss, seconds)]
     assert units == ["reward", "loss", "time of a step, s"]
-    assert len(reward.collections) == 1 and not loss.collections
+    heldout = reward.lines[1]
+    assert heldout.name == "eval/reward" and [*heldout.interval][-1] == (4, 0.375, 0.625)
+    assert len(list(reward.spread(heldout, (100, 100)))) == 1
+    assert not list(loss.spread(loss.lines[0], (100, 100)))
     more = {"train/entropy": 1.0, "train/grad_norm": 0.5, "train/approx_kl": 0.0}
-    assert len(draw_curves([*rows, {"step": 5} | more]).axes) == 5  # in two rows, none left empty
+    *_, last = draw_curves([*rows, {"step": 5} | more]).boxes
+    assert last.plot.up_words == "norm of the gradient" and last.y > 200  # in a second row
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):

@@ -97,9 +97,9 @@ def test_that_a_switch_saves_nothing_is_said_where_it_is_so():
 
 def test_rollouts_are_drawn_over_the_same_seconds():
     figure = draw_rollouts({"as planned": PLANNED, "forced": FORCED})
-    assert [axes.get_xlim() for axes in figure.axes] == [(0, 2.5), (0, 2.5)]
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [(plot.across.low, plot.across.high) for plot in figure.plots] == [(0, 2.5)] * 2
+    titles = [plot.title for plot in figure.plots]
     assert [title.partition(":")[0] for title in titles] == ["as planned", "forced"]
-    (told,) = [text.get_text() for text in figure.texts]
+    (told,) = figure.told
     assert "dp2tp1 to dp1tp2 at 40 running" in told
     assert "predicted" not in told  # nothing is, of a switch that no planner has chosen

@@ -94,6 +94,6 @@ def test_a_run_goes_on_and_saves_when_it_can(tmp_path: Path, kind: str):
     rows = read_metrics(kept / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
     assert str(STEPS) in {path.name for path in (kept / "checkpoints").iterdir()}
-    for name in ("rollout.json", "rollout.png", "config.yaml", "run.log"):
+    for name in ("rollout.json", "rollout.svg", "config.yaml", "run.log"):
         assert (kept / name).exists()
     assert json.loads((kept / "rollout.json").read_text())["layout"]

@@ -1,4 +1,4 @@
-"""The charts of an HTML page: their values, and the place of each point (`macros.html.jinja`)."""
+"""Charts: their values, and the place of each point. `macros.html.jinja` draws them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from math import ceil, floor, isfinite, log10
 from pat_jax.common.picture_style import COMPUTED, colour
 
 Points = Sequence[tuple[float, ...]]
+Size = tuple[float, float]  # width and height
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,19 @@ class Line:
     colour: str
     is_step: bool = False  # horizontal between points, with steps at them
     is_dotted: bool = False  # each point has a marker
+    is_filled: bool = False  # pale below; the first and the last point are at its bottom
     interval: Points = ()  # x, low and high of an interval around the line
 
 
 @dataclass(frozen=True)
 class Band:
-    """A part of the horizontal axis, with a name."""
+    """A part of the horizontal axis; its name may be empty."""
 
     name: str
     left: float
     right: float
     colour: str
+    opacity: float = 0.18
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over shaded bands, as SVG paths in a square of 100 x 100. y points up."""
+    """Lines over shaded bands, as SVG paths in an area of a given size. y points up."""
 
     lines: Sequence[Line]
     across: Axis
@@ -117,31 +120,39 @@ class Plot:
     bands: Sequence[Band] = ()
     marks: Sequence[float] = ()  # events, as places on the horizontal axis
     note: str = COMPUTED  # inside the plot
+    title: str = ""  # of a picture outside of a page
 
     @property
     def colours(self) -> dict[str, str]:
         return {each.name: each.colour for each in (*self.lines, *self.bands) if each.name}
 
-    def path(self, line: Line) -> str:
+    def path(self, line: Line, size: Size) -> str:
         """Returns the path of a line, with a subpath for each part between gaps."""
         found = []
-        for first, *rest in self._parts(line.points):
+        for first, *rest in self._parts(line.points, size):
             found.append("M{} {}".format(*first) + ("" if rest else "h0"))
             found += [("H{}V{}" if line.is_step else "L{} {}").format(*point) for point in rest]
         return "".join(found)
 
-    def dots(self, line: Line) -> str:
-        return "".join(f"M{x} {y}h0" for part in self._parts(line.points) for x, y in part)
+    def dots(self, line: Line, size: Size) -> str:
+        return "".join(f"M{x} {y}h0" for part in self._parts(line.points, size) for x, y in part)
 
-    def spread(self, line: Line) -> Iterator[str]:
+    def spread(self, line: Line, size: Size) -> Iterator[str]:
         """Yields the area of the interval around a line, a path for each part between gaps."""
-        for part in self._parts(line.interval):
+        for part in self._parts(line.interval, size):
             upper = [(x, high) for x, _, high in part]
             lower = [(x, low) for x, low, _ in reversed(part)]
             yield f"M{'L'.join(f'{x} {y}' for x, y in (*upper, *lower))}Z"
 
-    def _parts(self, points: Points) -> Iterator[list[tuple[float, ...]]]:
-        """Yields the points between gaps, in percent of the axes."""
+    def _parts(self, points: Points, size: Size) -> Iterator[list[tuple[float, ...]]]:
+        """Yields the points between gaps, at their places in an area of this size."""
+        width, height = size
         for is_known, part in groupby(points, key=lambda point: all(map(isfinite, point))):
             if is_known:
-                yield [(self.across.at(x), *map(self.up.at, heights)) for x, *heights in part]
+                yield [
+                    (
+                        round(self.across.at(x) * width / 100, 3),
+                        *(round(self.up.at(y) * height / 100, 3) for y in heights),
+                    )
+                    for x, *heights in part
+                ]

@@ -1,4 +1,4 @@
-"""Renders pages and texts from jinja2 templates.
+"""Renders pages, pictures and texts from jinja2 templates.
 
 A page is one self-contained HTML file, for any width, light or dark. Markup in its values is
 escaped.
@@ -21,22 +21,22 @@ def rendered(template: Path, **values: Any) -> str:
     """Renders a template.
 
     Args:
-      template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and
-        here.
+      template: `*.html.jinja`, `*.svg.jinja` or `*.txt.jinja`. It can extend and import templates
+        beside it and here.
       values: the template's variables.
     """
-    environment = _environment(template.parent, ".html" in template.suffixes)
+    environment = _environment(template.parent, ".txt" not in template.suffixes)
     text = environment.get_template(template.name).render(values)
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not UTF-8
 
 
 @cache
-def _environment(folder: Path, is_html: bool) -> "Environment":
+def _environment(folder: Path, is_markup: bool) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
         loader=FileSystemLoader([folder, SHARED]),
-        autoescape=is_html,
+        autoescape=is_markup,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -20,7 +20,7 @@ _WRITTEN = {  # files of a run's folder, and their names in the closing lines
     "config.yaml": "the configuration",
     "metrics.jsonl": "metrics.jsonl",
     "completions.jsonl": "completions.jsonl",
-    "rollout.png": "rollout.png",
+    "rollout.svg": "rollout.svg",
     PAGE_FILE: "run.html",
 }
 

@@ -6,10 +6,11 @@ Reads only files, so that the run may still be running. Holds no device and no w
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
+from pat_jax.common.html.figure import Figure
 from pat_jax.common.html.render import rendered
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.config.command_line import parse
@@ -20,8 +21,8 @@ from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.run.checkpoints.json_state import declared, read_kept
-from pat_jax.run.logging.curves import PANELS, Panel, draw_curves
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.logging.page.curves import PANELS, Panel, draw_curves
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
@@ -30,9 +31,6 @@ from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.weights import weights_of_run
 from pat_jax.run.setup import model_config
 from pat_jax.training.build import DTYPES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates
 
@@ -80,7 +78,7 @@ class SavedRun:
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
         return read_trace(path)
 
-    def plot(self, *names: str) -> "Figure":
+    def plot(self, *names: str) -> Figure:
         """Draws metrics over the steps: those named, or the most important ones. Raises UserError
         if the run has no such metric."""
         rows = self.metrics
@@ -96,7 +94,7 @@ class SavedRun:
         """The traces of the `first`, `slowest` and `newest` rollout, as far as they are known."""
         return read_rollouts(self.folder)
 
-    def plot_rollout(self, name: str | None = None) -> "Figure":
+    def plot_rollout(self, name: str | None = None) -> Figure:
         """Draws the running sequences of a rollout over time, its layouts and its switches.
 
         Args:

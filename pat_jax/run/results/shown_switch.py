@@ -15,7 +15,7 @@ from pat_jax.engine.record.trace import Move, RolloutTrace
 from pat_jax.run.checkpoints.json_state import declared, read_kept
 
 CARRIED = {"migrate": "migrated", "recompute": "recomputed", "mixed": "migrated and recomputed"}
-SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.png"
+SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.svg"
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,61 @@
-"""Curves of a run's page: metrics over the steps, and the layouts of each rollout."""
+"""Curves of a run: metrics over the steps, and the layouts of each rollout.
+
+Knows names of metrics. Does not know how they came about.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
 from pat_jax.common.html.charts import Axis, Line, Plot, Points
+from pat_jax.common.html.figure import Figure
 from pat_jax.common.picture_style import colour
-from pat_jax.run.logging.curves import PANELS, Rows, drawn_names, half_width, number
 
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    words: str  # label of the axis, with its unit
+    names: Sequence[str]  # metrics; only those that the run measured are drawn
+    is_told_at_zero: bool = True  # also draw a metric that is always 0
+
+
+PANELS: Sequence[Panel] = (
+    Panel("reward", ("reward/mean", "eval/reward")),
+    Panel("loss", ("train/loss", "eval/loss")),
+    Panel("accuracy on pairs", ("train/accuracy", "eval/accuracy")),
+    Panel("length of a response, tokens", ("rollout/length_p50", "rollout/length_max")),
+    Panel("time of a step, s", ("timing/rollout", "timing/reward", "timing/update")),
+    Panel("entropy of the next token, nats", ("train/entropy",)),
+    Panel("norm of the gradient", ("train/grad_norm",)),
+    Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
+    Panel("loss of the critic", ("critic/loss",)),
+    Panel("explained variance of the returns", ("critic/explained_variance",)),
+    Panel("values and returns, mean of a token", ("critic/value_mean", "critic/return_mean")),
+    Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
+)
+IN_A_ROW = 3  # panels of a picture
 MOST_POINTS = 400  # of a curve; with more steps, a point is the mean of several
 MOST_DOTS = 30  # a curve of more points has no markers
 MOST_COLUMNS = 200  # of a ribbon; with more steps, several share a column
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
-def panels(rows: Rows) -> Iterator[Plot]:
+def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> Figure:
+    """Returns a picture with a chart for each group of metrics that the run has measured. `rows`
+    are those of `read_metrics`."""
+    found = [*charts(rows, panels)]
+    return Figure(found, columns=max(1, min(IN_A_ROW, len(found))), width=340, height=200)
+
+
+def charts(rows: Rows, panels: Sequence[Panel] = PANELS) -> Iterator[Plot]:
     """Yields a chart for each panel that has metrics."""
-    for panel in PANELS:
+    for panel in panels:
         if names := drawn_names(rows, panel):
             yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
 
@@ -53,6 +89,26 @@ def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
 def numbers(rows: Rows, name: str) -> list[float]:
     """Returns the finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
+
+
+def drawn_names(rows: Rows, panel: Panel) -> list[str]:
+    """Returns the metrics of a panel that the run has measured."""
+
+    def is_drawn(name: str) -> bool:
+        values = [row[name] for row in rows if name in row]
+        return any(values) or (panel.is_told_at_zero and bool(values))
+
+    return [name for name in panel.names if is_drawn(name)]
+
+
+def number(value: Any) -> float:
+    """Returns the value as a float, or NaN if it is not a finite number."""
+    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
+
+
+def half_width(row: Mapping[str, Any], name: str) -> float:
+    """Returns half of a metric's 95 % interval, or NaN if there is none."""
+    return number(row.get(f"{name}_ci95"))
 
 
 def _path(text: object) -> tuple[str, ...]:

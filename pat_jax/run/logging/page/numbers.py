@@ -7,8 +7,7 @@ from math import isfinite, nan
 
 from pat_jax.common.html.charts import Plot
 from pat_jax.common.text_table import Cell, Table, percent, shown
-from pat_jax.run.logging.curves import Rows
-from pat_jax.run.logging.page.curves import curve, numbers, plot
+from pat_jax.run.logging.page.curves import Rows, curve, numbers, plot
 
 Fact = tuple[str, str]
 SOURCES = {"": "all", "_own": "own text", "_siblings": "siblings", "_earlier": "earlier responses"}
