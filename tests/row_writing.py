@@ -1,4 +1,4 @@
-"""Problem files that tests write themselves, in every kind of file."""
+"""Files of rows that tests write themselves, in every kind of file, and read again."""
 
 import json
 from collections.abc import Sequence
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+
+from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.data.rows import AnyRow, Schema, read_rows
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 
@@ -25,3 +28,7 @@ def write_rows(path: Path, rows: Sequence[dict]) -> Path:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
         return path
     return write(path, list(rows)) if path.suffix == ".json" else write_lines(path, *rows)
+
+
+def rows_of(path: Path, schema: Schema[AnyRow]) -> list[AnyRow]:
+    return [row for _, row in read_rows([path], schema, RowReport())]

@@ -23,7 +23,7 @@ from pat_jax.common.options.names import is_not_offered, meant
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
-from pat_jax.rl.data.limits import has_more_tokens
+from pat_jax.rl.data.splits import has_more_tokens
 from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages, is_message
 

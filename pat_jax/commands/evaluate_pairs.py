@@ -15,9 +15,9 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.pair_rewards import PairRewards, content, words
-from pat_jax.rl.data.pair import Pair
-from pat_jax.rl.data.pair_files import PairColumns
-from pat_jax.rl.data.pairs import PairReader, PairsRead
+from pat_jax.rl.data.example_reader import PairReader, PairSplits
+from pat_jax.rl.data.examples import Pair
+from pat_jax.rl.data.schemas import PairSchema
 from pat_jax.rl.text.tokenizer import Chat
 from pat_jax.run.heldout import set_names
 from pat_jax.run.logging.progress import Progress
@@ -66,7 +66,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     print(words(config, measured, seconds))
 
 
-def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairsRead]:
+def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairSplits]:
     """Reads the pairs of each file or pattern, by its name."""
     asked, context = config.reward_model.max_length, given.shape.max_position
     expected = f"at most the {context:,} tokens of the context of {config.reward_model.model!r}"
@@ -75,7 +75,7 @@ def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairsRea
         given.tokenizer,
         asked or context,
         is_scored=True,
-        columns=PairColumns(config.data.prompt_key),
+        schema=PairSchema(config.data.prompt_key),
         pad_id=given.pad_id,
         option="--reward_model.max_length",
         bad_rows=config.data.bad_rows,

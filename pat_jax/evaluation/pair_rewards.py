@@ -13,7 +13,7 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESULTS_FILE
 from pat_jax.evaluation.results import TOTAL, estimate_words
 from pat_jax.rl.algorithm.preferences import agreement
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.evaluation import Estimate
 from pat_jax.version import __version__
 

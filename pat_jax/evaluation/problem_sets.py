@@ -53,7 +53,10 @@ def load_problem_sets(config: RunConfig, tokenizer: Tokenizer) -> ProblemSets:
         columns_of(prompt for one in splits.values() for prompt in one.heldout),
         [note_of(tokenizer), *(f"{name}: {one}" for name, one in splits.items())],
         {
-            name: {"too_long": len(one.too_long), "without_answer": len(one.without_answer)}
+            name: {
+                "too_long": len(one.read.too_long),
+                "without_answer": len(one.read.report.without_answer),
+            }
             for name, one in splits.items()
         },
     )

@@ -18,7 +18,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.data.epochs import START
-from pat_jax.rl.data.problem_files import Columns
 from pat_jax.rl.data.problems import (
     HELDOUT_SHARE,
     Problems,
@@ -26,6 +25,7 @@ from pat_jax.rl.data.problems import (
     checksum_of,
     load_problems,
 )
+from pat_jax.rl.data.schemas import ProblemSchema
 from pat_jax.rl.rewards.built_in import COMPARING, check_columns
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.rl.text.turn_end import stop_at_turn_end
@@ -183,13 +183,13 @@ def problem_reader(
 ) -> Callable[..., ProblemSplits]:
     """Returns `load_problems` with all arguments bound except for the files and `heldout_share`.
     Messages call the limit of a prompt's length `option`."""
+    is_compared = any(reward in COMPARING for reward in rewards)
     return partial(
         load_problems,
         tokenizer=tokenizer,
         seed=config.seed,
         max_prompt_length=config.rollout.max_prompt_length,
-        columns=Columns(config.data.prompt_key, config.data.answer_key),
-        is_compared=any(reward in COMPARING for reward in rewards),
+        schema=ProblemSchema(config.data.prompt_key, config.data.answer_key, is_compared),
         bad_rows=config.data.bad_rows,
         option=option,
     )

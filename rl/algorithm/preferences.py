@@ -13,8 +13,7 @@ from jaxtyping import Float
 
 from pat_jax.rl.batches.batches import MicroBatch, Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
-from pat_jax.rl.data.example import Example
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Example, Pair
 
 MARGIN = "margin"  # the column of margins, at each token in the loss
 

@@ -11,7 +11,7 @@ import numpy as np
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
 from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
-from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.examples import Example
 
 
 @dataclass(frozen=True)

@@ -1,56 +1,14 @@
-"""Finds the columns of a file by name. Knows names, and the errors of rows without a column."""
+"""Reads the values of a row's columns. Knows what may be in them, and the errors of rows without it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
 
-from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.row_files import NOTHING, Record, listed, unpacked
-from pat_jax.rl.data.row_report import BadRow, RowReport
+from pat_jax.rl.data.row_report import BadRow
 from pat_jax.rl.data.template_columns import MEDIA, without_nulls
 from pat_jax.rl.text.tokenizer import PromptText, is_message
 
-Columns = TypeVar("Columns")
-Made = TypeVar("Made")
 ABSENT = object()  # the value of a column that a row lacks
-
-
-def find_columns(records: Sequence[Record], named: Columns, **known: Sequence[str]) -> Columns:
-    """Returns the columns of a file by what they are for: those that the user has `named`, else the
-    first of the known ones that any row has, else "". Known is the use itself, unless others are
-    given. Raises UserError if no row has a named column, or if two of them are one."""
-    found: dict[str, str] = {}
-    for use, name in vars(named).items():
-        column = _find_column(records, name, known.get(use, (use,)), f"data.{use}_key")
-        if column and (other := next((o for o in found if found[o] == column), "")):
-            raise UserError(
-                f"{records[0].path}: the column {column!r} cannot be both {other} and {use}: expected two "
-                f"columns; name them with --data.{other}_key and --data.{use}_key."
-            )
-        found[use] = column
-    return type(named)(**found)
-
-
-def _find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
-    """`a.b` is field b of column a. If no column has exactly this name, the case of letters does
-    not matter."""
-    names = column_names(records)
-    spelt = {name.lower(): name for name in reversed(names)}
-    for key in [named] if named else known:
-        key = key if key in names else spelt.get(key, key)
-        if any(lookup(record.fields, key) is not ABSENT for record in records):
-            return key
-    if named:
-        raise UserError(
-            f"option --{option} is {named!r}: {records[0].path} has the columns {listed(names)}; choose "
-            "one of them, or column.field."
-        )
-    return ""
-
-
-def column_names(records: Sequence[Record]) -> list[str]:
-    """Returns the names of the columns that any row has, in order."""
-    return list(dict.fromkeys(name for record in records for name in record.fields))
 
 
 def lookup(fields: Mapping[str, object], key: str) -> object:
@@ -119,14 +77,3 @@ def refuse_media(record: Record) -> None:
     for name in MEDIA:
         if (value := record.fields.get(name)) not in NOTHING:
             raise record.complain(name, value, "nothing here, because the model reads text alone")
-
-
-def made(
-    make: Callable[[Record], Made], records: Iterable[Record], report: RowReport
-) -> Iterator[Made]:
-    """Yields what `make` returns for each row that can be used, and counts columns not read."""
-    for record in records:
-        with report.row():
-            row = make(record)
-            report.unread.update(record.unread)
-            yield row

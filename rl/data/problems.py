@@ -1,6 +1,6 @@
 """Decides which prompts each iteration trains on, and which are held out.
 
-Knows prompts and splits. Does not know file formats (`problem_files.py`), rewards, or the order of
+Knows prompts and splits. Does not know file formats or columns (`schemas.py`), rewards, or the order of
 an epoch (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
 """
 
@@ -13,10 +13,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.chat_turns import unread_keys
 from pat_jax.rl.data.epochs import Cursor, Epochs
-from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
-from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
 from pat_jax.rl.data.row_report import BadRows, RowReport
-from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.data.rows import read_rows
+from pat_jax.rl.data.schemas import ProblemRow, ProblemSchema
+from pat_jax.rl.data.splits import A_LIMIT, Splits, has_more_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages
 
 HELDOUT_SHARE = 0.1
@@ -89,32 +89,32 @@ def checksum_of(prompts: Iterable[Prompt]) -> int:
     return found
 
 
+class _Read(Splits[Prompt]):
+    NAME = "problems"
+
+    @property
+    def unusable(self) -> str:
+        places = self.report.without_answer
+        first = f" (the first: {places[0]})" if places else ""
+        return f", {len(places):,} without an answer{first}"
+
+
 @dataclass(frozen=True)
 class ProblemSplits:
     train: Problems
     heldout: Problems
-    max_prompt_length: int
-    too_long: Sequence[int | None]  # lengths of prompts left out; None: not known
-    without_answer: Sequence[str]  # places of rows without an answer
-    report: RowReport
-    option: str  # name of the option that sets `max_prompt_length`
+    read: Splits[Prompt]
 
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
         counts = (_count(one, what) for what, one in sets.items() if len(one))
-        first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
-        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
-        return (
-            f"problems: {', '.join(counts) or 'none'}; left out: {len(self.too_long)} longer than "
-            f"{self.max_prompt_length} tokens{hint}, "
-            f"{len(self.without_answer)} without an answer{first}{self.report}"
-        )
+        return f"problems: {', '.join(counts) or 'none'}; {self.read.left_out}"
 
 
 def _count(problems: Problems, what: str) -> str:
     repeated = len(problems) - problems.num_different
-    again = f" ({repeated} repeat another's prompt)" if repeated else ""
-    return f"{len(problems)} {what}{again}"
+    again = f" ({repeated:,} repeat another's prompt)" if repeated else ""
+    return f"{len(problems):,} {what}{again}"
 
 
 def load_problems(
@@ -124,8 +124,7 @@ def load_problems(
     seed: int,
     max_prompt_length: int,
     heldout_share: float = HELDOUT_SHARE,
-    columns: Columns | None = None,
-    is_compared: bool = True,
+    schema: ProblemSchema | None = None,
     bad_rows: BadRows = "",
     option: str = A_LIMIT,
 ) -> ProblemSplits:
@@ -133,57 +132,38 @@ def load_problems(
 
     A prompt's id is its line or row number, counted on from file to file. The problem's text
     determines its split, and the held-out set has a fixed order: neither depends on `seed`.
-    `columns` and `is_compared` are those of `read_problem_file`, and messages call the option that
-    sets `max_prompt_length` by its name, `option`. Raises UserError if a file or one of its rows
-    cannot be used.
+    Messages call the option that sets `max_prompt_length` by its name, `option`. Raises UserError
+    if a file or one of its rows cannot be used.
     """
-    report, told = RowReport(bad_rows), {"is_compared": is_compared}
-    files = [read_problem_file(path, columns, report, **told) for path in paths]
+    report = RowReport(bad_rows)
+    found = _Read(max_prompt_length, option, report)
     tokens = _Tokens(tokenizer, max_prompt_length)
-    prompts, too_long = _prompts(files, tokens, heldout_share, report)
+    for number, row in read_rows(paths, schema or ProblemSchema(), report):
+        with report.row(row.where):
+            if not isinstance(of_prompt := tokens.of(row), tuple):
+                found.too_long.append(of_prompt)
+                continue
+            messages = () if isinstance(row.prompt, str) else row.prompt
+            if isinstance(tokenizer, HuggingFaceTokenizer):
+                report.unread.update(unread_keys(tokenizer, row.variables, messages))
+            text = flatten_messages(row.prompt)
+            prompt = Prompt(number, of_prompt, text, row.columns, messages)
+            found.add(prompt, row.text, heldout_share)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
+    train = Problems(found.train, seed=seed, name=f"{name} (training split)")
     return ProblemSplits(
-        train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
-        heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
-        max_prompt_length=max_prompt_length,
-        too_long=too_long,
-        without_answer=[where for file in files for where in file.without_answer],
-        report=report,
-        option=option,
+        train, Problems(found.heldout, seed=0, name=f"{name} (held-out split)"), found
     )
-
-
-def _prompts(
-    files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float, report: RowReport
-) -> tuple[dict[Subset, list[Prompt]], list[int | None]]:
-    """Returns the prompts that are short enough by split, and the lengths of the others."""
-    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
-    too_long: list[int | None] = []
-    before = 0
-    for file in files:
-        for row in file.rows:
-            with report.row(row.where):
-                if not isinstance(found := tokens.of(row), tuple):
-                    too_long.append(found)
-                    continue
-                text = flatten_messages(row.prompt)
-                messages = () if isinstance(row.prompt, str) else row.prompt
-                if isinstance(tokens.tokenizer, HuggingFaceTokenizer):
-                    report.unread.update(unread_keys(tokens.tokenizer, row.variables, messages))
-                prompt = Prompt(before + row.number, found, text, row.columns, messages)
-                prompts[subset_of(row.text, heldout_share)].append(prompt)
-        before += file.last_number
-    return prompts, too_long
 
 
 class _Tokens:
     """Tokenizes each prompt once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
-        self.tokenizer, self._max_length = tokenizer, max_length
+        self._tokenizer, self._max_length = tokenizer, max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
-    def of(self, row: Row) -> tuple[int, ...] | int | None:
+    def of(self, row: ProblemRow) -> tuple[int, ...] | int | None:
         """Returns a prompt's tokens or, if it is too long, its length, or None if unknown."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
@@ -193,9 +173,9 @@ class _Tokens:
             self._known[key] = self._encode(row)
         return self._known[key]
 
-    def _encode(self, row: Row) -> tuple[int, ...] | int | None:
+    def _encode(self, row: ProblemRow) -> tuple[int, ...] | int | None:
         if has_more_tokens(flatten_messages(row.prompt), self._max_length):
             return None
         given = (row.variables,) if row.variables else ()
-        tokens = tuple(self.tokenizer.encode_prompt(row.prompt, *given))
+        tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
         return tokens if len(tokens) <= self._max_length else len(tokens)

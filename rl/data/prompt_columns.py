@@ -1,4 +1,4 @@
-"""Puts a row's prompt together from the columns that belong to it.
+"""Puts a row's prompt together from the columns that belong to it, and tells it from responses.
 
     prompt, problem, question, messages, instruction, query, input    the first that a file has
     context, passage    text before a problem, question, instruction or query
@@ -10,11 +10,14 @@ Knows columns and messages. Does not know tokens, nor what is learned.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from pat_jax.rl.data.chat_turns import as_messages
 from pat_jax.rl.data.columns import text_or_chat
-from pat_jax.rl.data.row_files import Record
-from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText
+from pat_jax.rl.data.row_files import Record, listed
+from pat_jax.rl.data.row_report import BadRow
+from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText, flatten_messages
 
 PROMPTS = ("prompt", "problem", "question", "messages", "instruction", "query", "input")
 PROMPT_TEXTS = tuple(name for name in PROMPTS if name != "messages")
@@ -23,10 +26,10 @@ _BARE = ("problem", "question", "instruction", "query")
 _MARK = r"[ *|]*[:：<>\]\n]"
 _ANSWERER = rf"\W(?:assistant|answer|response|output|model|gpt|bot|ai|a|/inst|答案?|助手){_MARK}"
 _ASKER = rf"(?<!\w)(?:human|user|question|instruction|input|inst|q|问题?|用户){_MARK}"
-DIALOGUE = re.compile(f"{_ASKER}.*{_ANSWERER}", re.IGNORECASE | re.DOTALL)
+_DIALOGUE = re.compile(f"{_ASKER}.*{_ANSWERER}", re.IGNORECASE | re.DOTALL)
 _GOES_ON = re.compile(rf"\s*\n|\W*?{_ANSWERER}", re.IGNORECASE)
-LETTERS = "[^\\W\u3040-\uffff]+"  # of words that have spaces between them
-_WORDS = re.compile(rf"{LETTERS}|[\u3040-\uffff]{{1,2}}|[^\w\s]")
+_LETTERS = "[^\\W\u3040-\uffff]+"  # of words that have spaces between them
+_WORDS = re.compile(rf"{_LETTERS}|[\u3040-\uffff]{{1,2}}|[^\w\s]")
 _SYSTEM = ("system", "system_prompt", "system_message")
 
 
@@ -90,3 +93,52 @@ def _text(record: Record, names: Sequence[str], within: str = "") -> str:
             record.read.append(name)
             return value
     return ""
+
+
+class Split(NamedTuple):
+    prompt: PromptText | None  # None: the responses are whole texts
+    responses: Sequence[PromptText]  # what follows the prompt in either text
+    is_shown: bool  # whether these show what was given as the prompt
+
+
+def split_pair(
+    where: str,
+    record: Record,
+    given: PromptText | None,
+    chosen: PromptText,
+    rejected: PromptText,
+    *,
+    is_guessed: bool,
+) -> Split:
+    """Finds the prompt of a pair: what is `given` by its column, or what both texts begin with."""
+    asked = flatten_messages(as_messages(given or "", "user")[-1:]).strip()
+    answers = without_prompt(given or "", whole := (chosen, rejected))
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        both = str(chosen)[: num_shared(chosen, rejected)]
+        is_copy = answers is whole and _DIALOGUE.search(both) and (is_guessed or asked in both)
+        if is_copy if given else re.sub(f"{_LETTERS}$", "", both).strip():
+            return Split(None, whole, asked in both)
+    elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
+        # Whole chats. If there is a prompt as well, it is a copy of how they begin.
+        one, other = (
+            [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
+            for chat in (chosen, rejected)
+        )
+        shared = num_shared(one, other)
+        prompt, later = chosen[:shared], (chosen[shared:], rejected[shared:])
+        if shared and all(each[0]["role"] == ASSISTANT for each in later):
+            return Split(prompt, later, asked in flatten_messages(prompt))
+        given = None
+    if given is None:
+        raise BadRow(
+            f"{where}, begin with no prompt in common, and no column is known to hold it (there are "
+            f"{listed(record.fields)}): expected two responses to one prompt; name its column with "
+            "--data.prompt_key."
+        )
+    return Split(given, answers, True)
+
+
+def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Returns how many elements two sequences begin with in common."""
+    both = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))

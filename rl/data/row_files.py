@@ -1,7 +1,7 @@
 """Reads the rows of JSON arrays, JSON lines and Parquet files.
 
 Knows files and their errors: every message names file, line or row. Does not know what fields mean
-(`problem_files.py`).
+(`schemas.py`).
 """
 
 import os

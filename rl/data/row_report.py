@@ -22,6 +22,7 @@ class BadRow(UserError):
 class RowReport:
     bad_rows: BadRows = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each row left out
+    without_answer: list[str] = field(default_factory=list)  # places of problems left out
     num_repeating: int = 0  # rows whose responses began with their prompt, which was taken off
     unread: Counter[str] = field(default_factory=Counter)  # by column, rows with a value in it
 

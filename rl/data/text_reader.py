@@ -6,8 +6,8 @@ from itertools import groupby
 import numpy as np
 from jaxtyping import Integer
 
-from pat_jax.rl.data.limits import kept
 from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.data.splits import kept
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_rows import TextRows, TextStream
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer

@@ -17,7 +17,7 @@ from typing import overload
 import numpy as np
 from jaxtyping import Int, Integer
 
-from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.examples import Example
 
 
 class TextRows(Sequence[Example]):

@@ -6,9 +6,8 @@ from row_writing import write, write_lines
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.epochs import Cursor
-from pat_jax.rl.data.problem_files import INSTRUCTION
 from pat_jax.rl.data.problems import Problems, ProblemSplits, load_problems
-from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.data.schemas import INSTRUCTION
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "math"
 DEEPSCALER = DATA / "deepscaler" / "math_train_first1000.json"
@@ -132,7 +131,7 @@ def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
     path = write(tmp_path / "a.jsonl", text)
     splits = load(path, max_prompt_length=2, heldout_share=0.0)
     assert {prompt.id: prompt.text for prompt in splits.train} == {1: "one", 4: "two\u2028"}
-    assert len(splits.too_long) == 1
+    assert len(splits.read.too_long) == 1
     assert "1 longer than 2 tokens" in str(splits)
 
 
@@ -155,8 +154,8 @@ def test_the_limit_that_would_keep_nearly_all_is_named(tmp_path, lengths, limit)
     assert f" longer than 1 tokens{hint}, 0 without an answer" in str(splits)
     if limit:
         kept = load(path, max_prompt_length=limit)
-        assert len(kept.too_long) <= len(lengths) / 100
-        assert len(load(path, max_prompt_length=limit - 1).too_long) > len(lengths) / 100
+        assert len(kept.read.too_long) <= len(lengths) / 100
+        assert len(load(path, max_prompt_length=limit - 1).read.too_long) > len(lengths) / 100
 
 
 def test_ids_count_on_from_file_to_file(tmp_path):
@@ -169,7 +168,7 @@ def test_ids_count_on_from_file_to_file(tmp_path):
         3: "a",
         4: "b",
     }
-    assert splits.without_answer == [f"{one}, row 2, field 'answer'"]
+    assert splits.read.report.without_answer == [f"{one}, row 2, field 'answer'"]
     with pytest.raises(UserError, match=r"1\.json and 1 more \(training split\) has 3 prompts"):
         splits.train.batch(0, 4)
 
@@ -178,7 +177,7 @@ def test_ids_count_on_from_file_to_file(tmp_path):
 def test_the_deepscaler_sample():
     splits = load(DEEPSCALER)
     assert len(splits.train) + len(splits.heldout) == 999
-    assert splits.without_answer == [f"{DEEPSCALER}, row 887, field 'answer'"]
+    assert splits.read.report.without_answer == [f"{DEEPSCALER}, row 887, field 'answer'"]
     assert f"1 without an answer (the first: {DEEPSCALER}, row 887" in str(splits)
     everything = [*splits.train, *splits.heldout]
     assert {prompt.id for prompt in everything} == set(range(1, 1001)) - {887}
@@ -202,18 +201,4 @@ def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
 
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "x" * 10**6}, {"prompt": "y"})
     splits = load_problems([path], Refusing(), seed=0, max_prompt_length=9, heldout_share=0.0)
-    assert [prompt.id for prompt in splits.train] == [2] and len(splits.too_long) == 1
-
-
-def test_a_chat_template_that_fails_names_the_row(tmp_path):
-    class Failing(WordTokenizer):
-        def encode_prompt(self, prompt, variables=None) -> list[int]:
-            if prompt == "bad":
-                raise ChatTemplateError("the chat template fails (no).")
-            return super().encode_prompt(prompt)
-
-    path = write_lines(tmp_path / "a.jsonl", {"prompt": "good"}, {"prompt": "bad"})
-    with pytest.raises(
-        UserError, match=r"a\.jsonl, line 2, field 'prompt': the chat template fails"
-    ):
-        load_problems([path], Failing(), seed=0, max_prompt_length=9)
+    assert [prompt.id for prompt in splits.train] == [2] and len(splits.read.too_long) == 1

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from row_writing import rows_of
 
 from pat_jax.rl.batches.types import FinishReason
-from pat_jax.rl.data.problem_files import INSTRUCTION, read_problem_file
+from pat_jax.rl.data.schemas import INSTRUCTION, ProblemSchema
 from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
 from pat_jax.rl.rewards.final_answer import final_answer, last_box
 from pat_jax.rl.rewards.math_notation import plain
@@ -395,4 +396,4 @@ def test_a_thought_that_the_template_opened_and_that_never_ends_has_no_answer():
 def test_gsm8k_loses_the_commas_between_groups_of_digits_alone(tmp_path, written, expected):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"question": "q", "answer": "so it is\\n#### {written}"}}\n')
-    assert [row.columns["answer"] for row in read_problem_file(path).rows] == [expected]
+    assert [row.columns["answer"] for row in rows_of(path, ProblemSchema())] == [expected]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from row_writing import rows_of
 
 from pat_jax.batch_generation.prompt_lines import read_lines
 from pat_jax.batch_generation.result_file import ResultFile
@@ -16,13 +17,13 @@ from pat_jax.config.command_line import parse
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.rl.data import row_files
-from pat_jax.rl.data.example_files import read_example_file
-from pat_jax.rl.data.problem_files import read_problem_file
+from pat_jax.rl.data.schemas import ExampleSchema, PairSchema, ProblemSchema
 from pat_jax.rl.data.text_files import read_text_file
 
 READERS = {
-    "problems": read_problem_file,
-    "examples": read_example_file,
+    "problems": lambda path: rows_of(path, ProblemSchema()),
+    "examples": lambda path: rows_of(path, ExampleSchema()),
+    "pairs": lambda path: rows_of(path, PairSchema()),
     "text": read_text_file,
     "prompts": lambda path: list(read_lines(path)),
     "results": lambda path: ResultFile(path, resume=True),
@@ -77,7 +78,7 @@ def test_parquet_of_30_million_equal_rows(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"a.parquet has 30,000,000 rows: expected at most 2,000,000"
     ):
-        read_problem_file(path)
+        rows_of(path, ProblemSchema())
 
 
 def test_parquet_of_few_rows_that_are_long(tmp_path: Path, monkeypatch):
@@ -87,4 +88,4 @@ def test_parquet_of_few_rows_that_are_long(tmp_path: Path, monkeypatch):
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays([long], ["prompt"]), path)
     assert path.stat().st_size < 2**20
     with pytest.raises(UserError, match="GiB of values and more"):
-        read_problem_file(path)
+        rows_of(path, ProblemSchema())

@@ -4,27 +4,19 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from runs import CHAT_TEMPLATE
 from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.pair import Pair
-from pat_jax.rl.data.pair_files import PairColumns, read_pair_file
-from pat_jax.rl.data.pairs import PairReader, PairsRead
+from pat_jax.rl.data.example_reader import PairReader, PairSplits
+from pat_jax.rl.data.examples import Pair
+from pat_jax.rl.data.schemas import PairSchema
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 EOS = 0
 USER = {"role": "user", "content": "2+2?"}
 FOUR, FIVE = ({"role": "assistant", "content": text} for text in ("4", "5"))
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> HuggingFaceTokenizer:
-    folder = tmp_path_factory.mktemp("plain")
-    return HuggingFaceTokenizer(write_tokenizer(folder, eos_token="<eos>", bos_token="<bos>"))
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +110,17 @@ def test_margins_subsets_and_named_columns(plain, tmp_path):
         {"q": {"text": "a"}, "better": "b", "worse": "c", "by": 2, "subset": "easy"},
         {"q": {"text": "d"}, "better": "e", "worse": "f", "by": -0.5, "subset": "hard"},
     ]
-    names = PairColumns("q.text", "better", "worse", "by")
+    names = PairSchema("q.text", "better", "worse", "by")
     found = PairReader(plain, 9, True, names).read([write(tmp_path, *rows)], 0.0).train
     assert [pair.margin for pair in found] == [2.0, -0.5]
     assert [pair.subset for pair in found] == ["easy", "hard"]
     assert len(found[0]) == 8
 
 
-def test_parquet_is_read_alike(plain, tmp_path):
-    path = tmp_path / "pairs.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([TEXT_FORMS[0]]), path)
-    (ours,) = read(path, plain, is_scored=True)
-    (theirs,) = read(write(tmp_path, TEXT_FORMS[0]), plain, is_scored=True)
-    assert ours.checksum() == theirs.checksum()
-
-
 def test_long_pairs_are_left_out_and_pairs_of_one_prompt_stay_together(plain, tmp_path):
     rows = [{"prompt": f"{i % 40}=", "chosen": "x" * i, "rejected": "y"} for i in range(1, 121)]
     found = PairReader(plain, 100, True, option="--max_length").read([write(tmp_path, *rows)], 0.4)
-    assert isinstance(found, PairsRead) and min(found.too_long) == 101
+    assert isinstance(found, PairSplits) and min(map(int, filter(None, found.too_long))) == 101
     train, held = (
         {bytes(pair.rejected.tokens) for pair in x} for x in (found.train, found.heldout)
     )
@@ -146,58 +130,6 @@ def test_long_pairs_are_left_out_and_pairs_of_one_prompt_stay_together(plain, tm
         f"{words}{len(found.too_long)} with more than 100 tokens in a text"
     )
     assert "(--max_length " in str(found)
-
-
-GOOD = {"prompt": "a", "chosen": "b", "rejected": "c"}
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"prompt": "a", "chosen": "b"}, ["line 2, has no field 'rejected'"]),
-        ({**GOOD, "rejected": None}, ["line 2, field 'rejected', is None", "text that is not"]),
-        ({**GOOD, "rejected": " "}, ["line 2, field 'rejected', is ' '", "text that is not empty"]),
-        ({**GOOD, "chosen": 3}, ["line 2, field 'chosen', is 3", "or a list of chat messages"]),
-        (
-            {**GOOD, "rejected": "b"},
-            ["line 2, field 'rejected', is 'b'", "nothing is learned from"],
-        ),
-        ({**GOOD, "rejected": []}, ["line 2, field 'rejected', is []", "chat messages"]),
-        ({**GOOD, "rejected": [FIVE]}, ["line 2, field 'rejected'", "of one kind"]),
-        ({**GOOD, "prompt": ""}, ["line 2, field 'prompt', is ''"]),
-        ({**GOOD, "chosen": "x\ud800"}, ["line 2, field 'chosen'", "half of one"]),
-        ({**GOOD, "image": "x.png"}, ["line 2, field 'image'", "reads text alone"]),
-        ({**GOOD, "margin": "1"}, ["line 1, has no field 'margin', which other rows have"]),
-        (
-            {"prompt": [USER], "chosen": [USER, FOUR], "rejected": [USER]},
-            ["line 2, field 'rejected'", "a last message of the assistant"],
-        ),
-        ({**GOOD, "prompt": [USER, FOUR]}, ["line 2, field 'prompt'", "not one of its own"]),
-        ({"prompt": "a", "chosen": [FOUR], "rejected": [FIVE]}, ["line 2", "no chat template"]),
-        ({**GOOD, "tools": [{"name": "x"}]}, ["line 2", "no chat template"]),
-    ],
-)
-def test_rows_that_are_refused(plain, tmp_path, row, words):
-    path = write(tmp_path, GOOD, row)
-    with pytest.raises(UserError) as error:
-        read(path, plain, is_scored=True)
-    for word in (str(path), *words):
-        assert word in str(error.value)
-
-
-def test_a_margin_has_to_be_a_finite_number(plain, tmp_path):
-    for value in ("1", True, None, 1e999):
-        path = write(tmp_path, {**GOOD, "margin": 1}, {**GOOD, "margin": value})
-        with pytest.raises(UserError, match=r"line 2"):
-            read(path, plain, is_scored=True)
-
-
-def test_a_file_without_pairs_is_refused(plain, tmp_path):
-    path = write(tmp_path, {"prompt": "a", "completion": "b"})
-    with pytest.raises(UserError, match="prompt, completion: expected chosen and rejected"):
-        read(path, plain, is_scored=True)
-    with pytest.raises(UserError, match=r"--data\.chosen_key is 'better'"):
-        PairReader(plain, 9, True, PairColumns(chosen="better")).read([path], 0.0)
 
 
 def test_pairs_that_the_template_makes_equal_are_refused(tmp_path):
@@ -213,21 +145,3 @@ def test_a_text_without_a_token_of_its_own_is_refused(plain, tmp_path):
     with pytest.raises(UserError, match=r"line 1, fields .* one is the beginning of the other"):
         read(path, plain, is_scored=False)
     assert len(read(path, plain, is_scored=True)) == 1
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        PairColumns(prompt="chosen"),
-        PairColumns(prompt="rejected"),
-        PairColumns(chosen="rejected"),
-        PairColumns(chosen="prompt"),
-        PairColumns(margin="chosen"),
-        PairColumns("a.b", "a.b", "rejected"),
-    ],
-)
-def test_no_column_is_two(tmp_path: Path, columns: PairColumns):
-    row = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 1, "a": {"b": "d"}}
-    path = write(tmp_path, row)
-    with pytest.raises(UserError, match=r"pairs\.jsonl: the column '.*' cannot be both .*_key\.$"):
-        read_pair_file(path, columns)

@@ -7,12 +7,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from row_writing import rows_of
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.example_files import Conversation, read_example_file
-from pat_jax.rl.data.pair_files import read_pair_file
-from pat_jax.rl.data.problem_files import read_problem_file
 from pat_jax.rl.data.row_files import read_records
+from pat_jax.rl.data.schemas import ExampleSchema, PairSchema, ProblemSchema
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 STRUCT = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -52,8 +51,8 @@ BYTES = pa.list_(pa.struct([("role", pa.binary()), ("content", pa.binary())]))
     ids=["struct", "large", "json", "text", "enum", "binary", "map", "bytes", "lists", "texts"],
 )
 def test_a_chat_is_read_whatever_its_type(tmp_path, make):
-    (row,) = read_example_file(write(tmp_path, messages=make()))
-    assert isinstance(row, Conversation) and row.messages == CHAT
+    (row,) = rows_of(write(tmp_path, messages=make()), ExampleSchema())
+    assert row.prompt is None and row.responses == [CHAT]
 
 
 def test_text_declared_as_json_is_its_value(tmp_path):
@@ -62,7 +61,7 @@ def test_text_declared_as_json_is_its_value(tmp_path):
         prompt=in_json("2+2?", CHAT[:1]),
         reward_model=in_json({"ground_truth": 4}, {"ground_truth": "5"}),
     )
-    one, other = read_problem_file(path).rows
+    one, other = rows_of(path, ProblemSchema())
     assert one.prompt == "2+2?" and other.prompt == CHAT[:1]
     assert [row.columns["answer"] for row in (one, other)] == ["4", "5"]
 
@@ -75,7 +74,7 @@ def test_numbers_times_and_bytes(tmp_path):
         at=pa.array([1577836800000000001], pa.timestamp("ns", "Europe/Berlin")),
         image=pa.array([b"\x89PNG\xff"], pa.binary()),
     )
-    (row,) = read_problem_file(path).rows
+    (row,) = rows_of(path, ProblemSchema())
     assert row.prompt == "2+2?" and row.columns["answer"] == "1000.50"
     at = row.columns["at"]
     assert isinstance(at, datetime) and at.timestamp() == 1577836800
@@ -84,7 +83,8 @@ def test_numbers_times_and_bytes(tmp_path):
 
 def test_a_margin_may_be_a_decimal_number(tmp_path):
     texts = {name: pa.array([name]) for name in ("prompt", "chosen", "rejected")}
-    (row,) = read_pair_file(write(tmp_path, margin=pa.array([Decimal("1.25")]), **texts))
+    path = write(tmp_path, margin=pa.array([Decimal("1.25")]), **texts)
+    (row,) = rows_of(path, PairSchema())
     assert row.margin == 1.25
 
 
@@ -97,5 +97,6 @@ def test_a_type_that_python_has_not_is_named(tmp_path):
 def test_nulls_that_fill_arguments_are_left_out(tmp_path):
     call = {"role": "assistant", "content": "", "tool_calls": [{"f": {"a": 1}}]}
     other = call | {"tool_calls": [{"f": {"b": 2}}]}
-    (row,) = read_example_file(write(tmp_path, messages=pa.array([[*CHAT, call, other]])))
-    assert isinstance(row, Conversation) and row.messages == [*CHAT, call, other]
+    path = write(tmp_path, messages=pa.array([[*CHAT, call, other]]))
+    (row,) = rows_of(path, ExampleSchema())
+    assert row.responses == [[*CHAT, call, other]]

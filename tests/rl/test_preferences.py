@@ -11,8 +11,7 @@ from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
 from pat_jax.rl.algorithm.pair_loss import PairLoss
 from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
 from pat_jax.rl.batches.batches import TrainBatch
-from pat_jax.rl.data.example import Example
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Example, Pair
 
 SHAPES = [(2, 24), (4, 48)]
 BETA, SMOOTHING, CENTER = 0.3, 0.1, 0.05

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_writing import SUFFIXES, write, write_lines, write_rows
+from row_writing import SUFFIXES, rows_of, write, write_lines, write_rows
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.problem_files import INSTRUCTION, Columns, Row, read_problem_file
+from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.data.rows import read_rows
+from pat_jax.rl.data.schemas import INSTRUCTION, ProblemRow, ProblemSchema
 
 # --- formats ---------------------------------------------------------------------------------
 
@@ -84,8 +86,8 @@ FORMATS = {
 PROMPT_COLUMNS = {"prompt", "problem", "question", "messages"}
 
 
-def read(path: Path, columns: Columns | None = None, **options: Any) -> list[Row]:
-    return list(read_problem_file(path, columns, **options).rows)
+def read(path: Path, *columns: str, is_compared: bool = True) -> list[ProblemRow]:
+    return rows_of(path, ProblemSchema(*columns, is_compared=is_compared))
 
 
 @settings(max_examples=8, deadline=None)
@@ -95,9 +97,9 @@ def test_a_published_format_is_read_as_it_is(tmp_path_factory, name: str, proble
     make, shown = FORMATS[name]
     rows = [make(text, answer) for text, answer in problems]
     path = write_rows(tmp_path_factory.mktemp("rows") / f"a{suffix}", rows)
-    found = read(path)
-    assert [row.number for row in found] == list(range(1, len(rows) + 1))
-    for row, source, (text, answer) in zip(found, rows, problems, strict=True):
+    numbered = dict(read_rows([path], ProblemSchema(), RowReport()))
+    assert list(numbered) == list(range(1, len(rows) + 1))
+    for row, source, (text, answer) in zip(numbered.values(), rows, problems, strict=True):
         expected = shown(text) if shown in (chat, str) else shown(text, INSTRUCTION)
         assert (row.text, row.prompt) == (text, expected)
         assert row.columns["answer"] == str(answer)
@@ -115,30 +117,16 @@ def test_columns_that_somebody_names(tmp_path):
         ("x.y", "", ("dotted", "not this")),
         ("", "x.y", ("not this", "dotted")),
     ):
-        (row,) = read(path, Columns(prompt, answer))
+        (row,) = read(path, prompt, answer)
         assert (row.prompt, row.columns["answer"]) == expected
-    (row,) = read(path, Columns("q.en", "a.b.c"), is_compared=False)
+    (row,) = read(path, "q.en", "a.b.c", is_compared=False)
     assert row.columns["answer"] == [{}, 1] and row.columns["prompt"] == "not this"
-    with pytest.raises(UserError, match=r"prompt_key is 'q\.fr': .*a\.jsonl has the columns"):
-        read(path, Columns("q.fr"))
-    with pytest.raises(UserError, match=r"--data\.answer_key is 'b'.* column\.field"):
-        read(path, Columns("", "b"))
-
-
-@pytest.mark.parametrize(
-    "columns", [Columns("q", "q"), Columns("a.b", "a.b"), Columns("p", "P"), Columns("", "prompt")]
-)
-def test_a_column_cannot_be_prompt_and_answer(tmp_path, columns):
-    path = write_lines(tmp_path / "a.jsonl", {"prompt": "?", "q": "1", "P": "3", "a": {"b": "2"}})
-    message = r"a\.jsonl: the column '.*' cannot be both prompt and answer"
-    with pytest.raises(UserError, match=message):
-        read(path, columns)
 
 
 def test_a_named_problem_is_followed_by_the_instruction(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"x": {"Problem": "1?", "task": "2?"}})
-    assert read(path, Columns("x.Problem"))[0].prompt == f"1?\n{INSTRUCTION}"
-    assert read(path, Columns("x.task"))[0].prompt == "2?"
+    assert read(path, "x.Problem")[0].prompt == f"1?\n{INSTRUCTION}"
+    assert read(path, "x.task")[0].prompt == "2?"
 
 
 # --- answers ---------------------------------------------------------------------------------
@@ -182,47 +170,16 @@ def test_a_reward_function_of_the_user_may_do_with_any_answer(tmp_path):
 def test_a_null_answer_is_left_out_and_its_place_is_kept(tmp_path, is_compared: bool):
     rows = [{"question": "?", "answer": answer} for answer in (None, "2", None)]
     path = write_lines(tmp_path / "a.jsonl", *rows)
-    file = read_problem_file(path, is_compared=is_compared)
-    assert [row.number for row in file.rows] == [2] and file.last_number == 3
-    assert file.without_answer == [f"{path}, line {n}, field 'answer'" for n in (1, 3)]
+    report, schema = RowReport(), ProblemSchema(is_compared=is_compared)
+    assert [number for number, _ in read_rows([path, path], schema, report)] == [2, 5]
+    assert report.without_answer == [f"{path}, line {n}, field 'answer'" for n in (1, 3)] * 2
 
 
 def test_a_solution_without_an_answer_is_left_out(tmp_path):
     rows = [
         {"problem": "?", "solution": text} for text in ("We see.\nDone.", solved(3), "#### 4", "5")
     ]
-    file = read_problem_file(write(tmp_path / "a.json", rows))
-    assert [row.columns["answer"] for row in file.rows] == ["3", "4", "5"]
-    assert file.without_answer == [f"{tmp_path}/a.json, row 1, field 'solution'"]
-
-
-# --- bad input -------------------------------------------------------------------------------
-
-PROBLEM = {"problem": "1 + 1?", "answer": "2"}
-QUESTION = {"question": "Half of 4000?", "answer": "4000 / 2 = 2000\n#### 2,000"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([{"text": "a"}], r"a\.json has the columns text: expected one of prompt, problem"),
-        ([{}], r"a\.json has the columns none: expected one of prompt"),
-        ([PROBLEM, {"problem": "a"}], r"row 2, has no field 'answer', which other rows have"),
-        ([PROBLEM, {"prompt": "a"}], "row 1, has no field 'prompt', which other rows have"),
-        ([{**PROBLEM, "problem": None}], "row 1, field 'problem', is None: expected text"),
-        ([{"prompt": ""}], "row 1, field 'prompt', is '': expected text that is not empty"),
-        ([{"prompt": []}], r"row 1, field 'prompt', is \[\]: expected chat messages"),
-        ([{"prompt": [{"role": "user"}]}], "row 1, field 'prompt', .* role and content"),
-        ([{"prompt": "a\ud800"}], "row 1, field 'prompt', .* expected whole characters"),
-        ([{"prompt": [{"role": "\ud800", "content": "a"}]}], "row 1, .* whole characters"),
-        ([{"prompt": [{"role": "a", "content": "a", "x": ["\udfff"]}]}], "row 1, .* whole char"),
-        ([{"prompt": "a", "completions": 1}], "row 1, has a field 'completions'"),
-        ([QUESTION, {**QUESTION, "answer": "18"}], "row 2, field 'answer', is '18': .* '#### '"),
-        ([{**QUESTION, "answer": "so ####  "}], "row 1, field 'answer', .* '#### '"),
-    ],
-)
-def test_bad_rows_say_what_and_where(tmp_path, content, message):
-    path = write(tmp_path / "a.json", content)
-    with pytest.raises(UserError, match=message) as error:
-        read_problem_file(path)
-    assert str(path) in str(error.value) and "first row" not in str(error.value)
+    report, path = RowReport(), write(tmp_path / "a.json", rows)
+    found = [row for _, row in read_rows([path], ProblemSchema(), report)]
+    assert [row.columns["answer"] for row in found] == ["3", "4", "5"]
+    assert report.without_answer == [f"{tmp_path}/a.json, row 1, field 'solution'"]

@@ -1,77 +1,16 @@
 """The columns that a prompt is made of reach the model, in all readers; what does not is counted."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from row_writing import write_lines
+from row_readers import ANSWERS, CHATML, READERS, assistant, read, system, user
+from row_writing import rows_of, write_lines
 from tokenizer_files import write_tokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.example_files import Conversation, ExampleColumns, read_example_file
-from pat_jax.rl.data.examples import ExampleReader
-from pat_jax.rl.data.pair_files import PairColumns
-from pat_jax.rl.data.pairs import PairReader
-from pat_jax.rl.data.problem_files import Columns
-from pat_jax.rl.data.problems import load_problems
-from pat_jax.rl.text.tokenizer import ChatMessage, HuggingFaceTokenizer
-
-CHATML = (
-    "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}<im>assistant:{% endif %}"
-)
-READERS = ("train", "sft", "dpo", "reward_model")
-
-
-@pytest.fixture(scope="module")
-def chatty(tmp_path_factory) -> HuggingFaceTokenizer:
-    folder = tmp_path_factory.mktemp("chatty")
-    return HuggingFaceTokenizer(write_tokenizer(folder, eos_token="<eos>", chat_template=CHATML))
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("p"), eos_token="<eos>"))
-
-
-def user(text: str) -> ChatMessage:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str, **keys: object) -> dict[str, object]:
-    return {"role": "assistant", "content": text, **keys}
-
-
-def system(text: str) -> ChatMessage:
-    return {"role": "system", "content": text}
-
-
-ANSWERS = {
-    "train": {"answer": "4"},
-    "sft": {"completion": "4"},
-    "dpo": {"chosen": "4", "rejected": "5"},
-    "reward_model": {"chosen": "4", "rejected": "5"},
-}
-
-
-def read(
-    tokenizer: HuggingFaceTokenizer, path: Path, reader: str, *, key: str = "", bad_rows: Any = ""
-) -> tuple[list[str], str]:
-    """What the model reads, the special tokens included, and what is told."""
-    if reader == "train":
-        options = {"seed": 0, "max_prompt_length": 999, "heldout_share": 0.0, "bad_rows": bad_rows}
-        found = load_problems([path], tokenizer, columns=Columns(key), **options)
-        tokens = [prompt.tokens for prompt in found.train.first(9)]
-    elif reader == "sft":
-        found = ExampleReader(tokenizer, 999, bad_rows=bad_rows).read([path], 0.0)
-        tokens = [one.tokens for one in found.train]
-    else:
-        columns, is_scored = PairColumns(key), reader == "reward_model"
-        pairs = PairReader(tokenizer, 999, is_scored, columns, bad_rows=bad_rows)
-        found = pairs.read([path], 0.0)
-        tokens = [pair.chosen.tokens for pair in found.train]
-    return [tokenizer._tokenizer.decode([int(x) for x in each]) for each in tokens], str(found)
+from pat_jax.rl.data.example_reader import ExampleReader, PairReader
+from pat_jax.rl.data.schemas import ExampleSchema
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 
 def learned(tokenizer: HuggingFaceTokenizer, example) -> str:
@@ -251,7 +190,7 @@ def test_messages_and_texts_come_before_a_guessed_prompt(chatty, tmp_path, colum
     rows = [{column: "a", "completion": completion} | other for completion in ("c", None)]
     found = ExampleReader(chatty, 99).read([write_lines(tmp_path / "a.jsonl", *rows)], 0.0)
     assert "m<eos>" in learned(chatty, found.train[0]) and "completion (1 rows)" in str(found)
-    named = ExampleReader(chatty, 99, columns=ExampleColumns(completion="completion"))
+    named = ExampleReader(chatty, 99, schema=ExampleSchema(completion="completion"))
     path = write_lines(tmp_path / "a.jsonl", rows[0])
     assert learned(chatty, named.read([path], 0.0).train[0]) == "c<eos>"
 
@@ -335,9 +274,10 @@ CALLS = [user("?"), {"role": "assistant", "content": None, "tool_calls": [{"f": 
 
 @pytest.mark.parametrize("messages", [CALLS, json.dumps(CALLS)])
 def test_nulls_inside_a_message_stay_and_those_of_its_keys_go(tmp_path, messages):
-    (row,) = read_example_file(write_lines(tmp_path / "a.jsonl", {"messages": messages}))
+    path = write_lines(tmp_path / "a.jsonl", {"messages": messages})
+    (row,) = rows_of(path, ExampleSchema())
     call = {"role": "assistant", "content": "", "tool_calls": [{"f": ARGUMENTS}]}
-    assert isinstance(row, Conversation) and row.messages == [user("?"), call]
+    assert row.responses == [[user("?"), call]]
 
 
 def test_keys_that_the_template_does_not_write_are_counted(chatty, tmp_path):
@@ -362,35 +302,3 @@ def test_keys_that_the_template_writes_are_read(tmp_path):
         [write_lines(tmp_path / "a.jsonl", row)], 0.0
     )
     assert "of messages" not in str(found)
-
-
-# --- rows that cannot be used ----------------------------------------------------------------
-
-BAD = {
-    "train": [{"prompt": "", "answer": "1"}, {"prompt": "a", "answer": [1]}, {"answer": "1"}],
-    "sft": [{"prompt": "a", "completion": None}, {"prompt": None, "completion": "b"}],
-    "dpo": [{"prompt": "a", "chosen": "b", "rejected": x} for x in ("b", "", None)],
-    "reward_model": [{"prompt": "a", "chosen": "b", "rejected": x} for x in ("b", " ", 3)],
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_bad_rows_end_the_command_or_are_counted(chatty, tmp_path, reader):
-    good, bad = {"prompt": "2+2?"} | ANSWERS[reader], BAD[reader]
-    lines = [json.dumps(row) for row in (good, *bad, good)]
-    path = tmp_path / "a.jsonl"
-    path.write_bytes("\n".join([*lines, "{broken", "[1]", ""]).encode() + b"\xff\n")
-    with pytest.raises(UserError, match=r"line \d, .*--data\.bad_rows skip"):
-        read(chatty, path, reader, bad_rows="refuse")
-    texts, told = read(chatty, path, reader, bad_rows="skip")
-    assert len(texts) == 2 and f" {len(bad) + 3} (the first: {path}, line " in told
-
-
-@pytest.mark.parametrize("value", [10**400, -(10**400), 1e300, float("nan"), float("inf")])
-def test_a_margin_that_no_number_of_the_model_can_be_is_a_bad_row(chatty, tmp_path, value):
-    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    path = write_lines(tmp_path / "a.jsonl", row | {"margin": value}, row | {"margin": 2})
-    with pytest.raises(UserError, match="line 1, field 'margin'"):
-        PairReader(chatty, 99, True).read([path], 0.0)
-    (pair,) = PairReader(chatty, 99, True, bad_rows="skip").read([path], 0.0).train
-    assert pair.margin == 2.0

@@ -10,9 +10,9 @@ from tokenizer_files import write_tokenizer
 from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.examples import ExampleReader
-from pat_jax.rl.data.problem_files import Columns
+from pat_jax.rl.data.example_reader import ExampleReader
 from pat_jax.rl.data.problems import ProblemSplits, load_problems
+from pat_jax.rl.data.schemas import ProblemSchema
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
 TEMPLATE = (
@@ -117,7 +117,7 @@ def test_without_a_template_it_is_refused(tmp_path, columns):
 def test_a_column_that_is_prompt_or_answer_is_no_tool(tmp_path, folder):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "Which?", "tools": "hammer"})
     tokenizer = HuggingFaceTokenizer(folder)
-    (one,) = problems(path, tokenizer, columns=Columns("", "tools")).train
+    (one,) = problems(path, tokenizer, schema=ProblemSchema("", "tools")).train
     assert one.columns["answer"] == "hammer" and "hammer" not in tokenizer.decode(one.tokens)
 
 

@@ -12,8 +12,9 @@ from tokenizer_files import BOS, write_tokenizer
 from pat_jax.common.errors import UserError
 from pat_jax.rl.algorithm.supervised import to_example_batch
 from pat_jax.rl.data import text_reader
-from pat_jax.rl.data.example_files import ExampleColumns
-from pat_jax.rl.data.examples import ExampleReader, Examples
+from pat_jax.rl.data.example_reader import ExampleReader
+from pat_jax.rl.data.examples import Examples
+from pat_jax.rl.data.schemas import ExampleSchema
 from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.data.text_rows import TextRows
 from pat_jax.rl.text.tokenizer import BYTE_TOKENIZER, HuggingFaceTokenizer
@@ -142,8 +143,8 @@ def test_forms_that_contradict(tmp_path: Path):
         UserError, match=r"a\.txt, is plain text, but .*rows\.jsonl, line 1, field 'comp"
     ):
         ExampleReader(BYTES, 9).read([text, rows], 0.0)
-    columns = ExampleColumns(prompt="a")
+    schema = ExampleSchema(prompt="a")
     with pytest.raises(
         UserError, match=r"--data.prompt_key names a column, but .*a\.txt is plain text"
     ):
-        ExampleReader(BYTES, 9, columns=columns).read([text], 0.0)
+        ExampleReader(BYTES, 9, schema=schema).read([text], 0.0)

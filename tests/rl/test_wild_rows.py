@@ -9,10 +9,12 @@ import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from row_writing import write_rows
+from row_writing import rows_of, write_rows
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.problem_files import Columns, read_problem_file
+from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.data.rows import read_rows
+from pat_jax.rl.data.schemas import ProblemSchema
 
 texts = st.text(max_size=8) | st.sampled_from(["\ud800", "#### 4", "\\boxed{3}", "user", "a.b"])
 scalars = st.none() | st.booleans() | st.floats() | texts
@@ -29,20 +31,20 @@ truths = st.dictionaries(st.just("ground_truth"), values)
 rows = st.dictionaries(st.sampled_from(NAMES) | texts, values | messages | truths, max_size=5)
 
 
-def check(path: Path, columns: Columns, *, is_compared: bool) -> None:
+def check(path: Path, schema: ProblemSchema) -> None:
     try:
-        file = read_problem_file(path, columns, is_compared=is_compared)
+        numbered = list(read_rows([path], schema, RowReport()))
     except UserError as error:
         message = str(error)
         assert str(path) in message and message.endswith(".") and "\n" not in message
         assert len(message) < 2000
         return
-    assert len({row.number for row in file.rows}) == len(file.rows)
-    for row in file.rows:
+    assert len(dict(numbered)) == len(numbered)
+    for _, row in numbered:
         parts = [row.prompt] if isinstance(row.prompt, str) else [m["content"] for m in row.prompt]
         assert row.text.encode() and "".join(parts).encode()
         pickle.dumps(row.columns)  # sent to the processes that score
-        if is_compared and "answer" in row.columns:
+        if schema.is_compared and "answer" in row.columns:
             answer = row.columns["answer"]
             assert isinstance(answer, str) and answer.strip() and answer != "None"
 
@@ -51,14 +53,13 @@ def check(path: Path, columns: Columns, *, is_compared: bool) -> None:
 @given(
     st.lists(rows | values, min_size=1, max_size=3),
     st.sampled_from([".json", ".jsonl"]),
-    st.builds(Columns, st.just("") | texts, st.just("") | texts),
-    st.booleans(),
+    st.builds(ProblemSchema, st.just("") | texts, st.just("") | texts, st.booleans()),
 )
-@example([{"prompt": "?", "answer": None}], ".json", Columns(), True)
-@example([{"prompt": "?", "answer": 10**300}], ".jsonl", Columns(), True)
-def test_any_rows_are_problems_or_refused(tmp_path_factory, rows, suffix, columns, is_compared):
+@example([{"prompt": "?", "answer": None}], ".json", ProblemSchema())
+@example([{"prompt": "?", "answer": 10**300}], ".jsonl", ProblemSchema())
+def test_any_rows_are_problems_or_refused(tmp_path_factory, rows, suffix, schema):
     path = write_rows(tmp_path_factory.mktemp("wild") / f"a{suffix}", rows)
-    check(path, columns, is_compared=is_compared)
+    check(path, schema)
 
 
 @settings(max_examples=50, deadline=None)
@@ -68,7 +69,7 @@ def test_any_rows_are_problems_or_refused(tmp_path_factory, rows, suffix, column
 def test_any_bytes_are_problems_or_refused(tmp_path_factory, suffix, junk, is_compared):
     path = tmp_path_factory.mktemp("bytes") / f"a{suffix}"
     path.write_bytes(junk)
-    check(path, Columns(), is_compared=is_compared)
+    check(path, ProblemSchema(is_compared=is_compared))
 
 
 def test_parquet_with_two_columns_of_one_name(tmp_path):
@@ -76,4 +77,4 @@ def test_parquet_with_two_columns_of_one_name(tmp_path):
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], ["x", "x"])
     pyarrow.parquet.write_table(table.rename_columns(["prompt", "prompt"]), path)
     with pytest.raises(UserError, match="is not a readable Parquet file"):
-        read_problem_file(path)
+        rows_of(path, ProblemSchema())

@@ -20,7 +20,7 @@ from pat_jax import reward_model, sft
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.preferences import agreement
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics

@@ -24,9 +24,7 @@ from pat_jax.rl.algorithm.supervised import (
 )
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
-from pat_jax.rl.data.example import Example
-from pat_jax.rl.data.examples import Each, Examples
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Each, Example, Examples, Pair
 
 REFERENCE = "reference_logprobs"  # the column of the frozen reference
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.config.fine_tuning import FineTuning
-from pat_jax.rl.data.example import Example
-from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps

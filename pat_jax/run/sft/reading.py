@@ -10,12 +10,9 @@ from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.config import ModelConfig
-from pat_jax.rl.data.example import Example
-from pat_jax.rl.data.example_files import ExampleColumns
-from pat_jax.rl.data.examples import Each, ExampleReader, Examples
-from pat_jax.rl.data.pair import Pair
-from pat_jax.rl.data.pair_files import PairColumns
-from pat_jax.rl.data.pairs import PairReader
+from pat_jax.rl.data.example_reader import ExampleReader, PairReader
+from pat_jax.rl.data.examples import Each, Example, Examples, Pair
+from pat_jax.rl.data.schemas import ExampleSchema, PairSchema
 from pat_jax.rl.data.text_rows import TextRows
 from pat_jax.run.sft.inputs import find_data, load_tokenizer, padding_of
 from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
@@ -54,12 +51,12 @@ def read_lessons(config: FineTuning, model: ModelConfig) -> Lessons:
 
 def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
     data = config.data
-    keys = data.prompt_key, data.completion_key, data.messages_key, data.text_key
+    schema = ExampleSchema(data.prompt_key, data.completion_key, data.messages_key, data.text_key)
     reader = ExampleReader(
         load_tokenizer(config.model, data, model),
         config.max_length,
         is_truncated=config.truncate,
-        columns=ExampleColumns(*keys),
+        schema=schema,
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
         option=_LIMIT,
@@ -73,11 +70,16 @@ def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
 
 def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLessons:
     data = config.data
-    columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
     tokenizer = load_tokenizer(config.model, data, model)
-    pad_id, _ = padding_of(tokenizer)
-    limits = config.max_length, True, columns, pad_id, _LIMIT, data.bad_rows
-    reader = PairReader(tokenizer, *limits)
+    reader = PairReader(
+        tokenizer,
+        config.max_length,
+        is_scored=True,
+        schema=PairSchema(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key),
+        pad_id=padding_of(tokenizer)[0],
+        option=_LIMIT,
+        bad_rows=data.bad_rows,
+    )
     train, heldout, note = _read(config, data.files, reader).parts(config)
     has_margin = any(pair.margin for pair in (*train, *heldout))
     center = config.center_rewards_coefficient
@@ -86,10 +88,14 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
 
 def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLessons:
     data = config.data
-    columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key)
-    tokenizer = load_tokenizer(config.model, data, model)
-    limits = config.max_length, False, columns, None, _LIMIT, data.bad_rows
-    reader = PairReader(tokenizer, *limits)
+    reader = PairReader(
+        load_tokenizer(config.model, data, model),
+        config.max_length,
+        is_scored=False,
+        schema=PairSchema(data.prompt_key, data.chosen_key, data.rejected_key),
+        option=_LIMIT,
+        bad_rows=data.bad_rows,
+    )
     parts = _read(config, data.files, reader).parts(config)
     return PreferenceLessons(*parts, config.beta, config.label_smoothing)
 

@@ -1,0 +1,133 @@
+"""Reads files as rows to learn from: a prompt, and no, one or two responses to it.
+
+A schema (`schemas.py`) finds the columns of a file that it needs, and makes a row of each record.
+Knows columns by name. Does not know file formats (`row_files.py`), nor tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.data.chat_turns import as_messages
+from pat_jax.rl.data.columns import ABSENT, lookup
+from pat_jax.rl.data.row_files import Record, listed, read_records
+from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as text or chat messages. Without a prompt, responses are whole texts or chats."""
+
+    where: str  # file, line and fields
+    text: str  # its hash decides whether the row is held out
+    prompt: PromptText | None
+    responses: Sequence[
+        PromptText
+    ]  # a problem has none, an example one, a pair chosen and rejected
+    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
+
+    def messages(self, response: PromptText) -> Sequence[ChatMessage]:
+        return [*as_messages(self.prompt or (), "user"), *as_messages(response, ASSISTANT)]
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+AnySchema = TypeVar("AnySchema", bound="Schema[Any]")
+
+
+@dataclass(frozen=True)
+class Schema(ABC, Generic[AnyRow]):
+    """Says which columns the rows of a file have, and makes a row of them.
+
+    Subclasses have a text field for each use of a column: the name that the user gives, or "" for
+    the known names. `a.b` is field b of column a.
+    """
+
+    ROWS: ClassVar[str]  # what rows are called
+    KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # names by use, where they are not the use itself
+    EXPECTED: ClassVar[str]  # what a file must have and how columns are named, for messages
+
+    @abstractmethod
+    def of_file(self, records: Sequence[Record]) -> "Schema[AnyRow]":
+        """Returns the schema with the columns that a file has. Raises UserError if it has not those
+        that are needed."""
+
+    @abstractmethod
+    def row(self, record: Record, report: RowReport) -> AnyRow | None:
+        """Returns the row of a record, or None if it is left out. Raises BadRow for a mistake in
+        it."""
+
+    def found(self: AnySchema, records: Sequence[Record], **known: Sequence[str]) -> AnySchema:
+        """Returns the schema with the columns of a file: those that the user has named, else the
+        first of the known ones that any row has, else "". Raises UserError if no row has a named
+        column, or if two of them are one."""
+        found: dict[str, str] = {}
+        names = {**self.KNOWN, **known}
+        for use, named in self.named_columns().items():
+            column = _find_column(records, named, names.get(use, (use,)), f"data.{use}_key")
+            if column and (other := next((o for o in found if found[o] == column), "")):
+                raise UserError(
+                    f"{records[0].path}: the column {column!r} cannot be both {other} and {use}: expected two "
+                    f"columns; name them with --data.{other}_key and --data.{use}_key."
+                )
+            found[use] = column
+        return replace(self, **found)
+
+    def named_columns(self) -> dict[str, str]:
+        """Returns the columns that the user has named, by use; "" for the others."""
+        return {use: name for use, name in vars(self).items() if isinstance(name, str)}
+
+    def lacking(self, records: Sequence[Record], advice: str) -> UserError:
+        """Returns the error for a file without the columns that are needed."""
+        return UserError(
+            f"{records[0].path} has the columns {listed(_names(records))}: expected {self.EXPECTED}; {advice}."
+        )
+
+
+def read_rows(
+    paths: Iterable[Path], schema: Schema[AnyRow], report: RowReport
+) -> Iterator[tuple[int, AnyRow]]:
+    """Yields every row of the files that can be used, with the number of its line or row, counted
+    on from file to file. Raises UserError if a file, or a row that may not be left out, cannot be
+    used."""
+    before = 0
+    for path in paths:
+        records = read_records(path, report, of=schema.ROWS)
+        of_file = schema.of_file(records)
+        for record in records:
+            row = None
+            with report.row():
+                row = of_file.row(record, report)
+                report.unread.update(record.unread)
+            if row is not None:
+                yield before + record.number, row
+        before += records[-1].number
+
+
+def has_columns(records: Sequence[Record], *names: str) -> bool:
+    return set(names) <= {name.lower() for name in _names(records)}
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """Returns the names of the columns that any row has, in order."""
+    return list(dict.fromkeys(name for record in records for name in record.fields))
+
+
+def _find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
+    """`a.b` is field b of column a. If no column has exactly this name, the case of letters does
+    not matter."""
+    names = _names(records)
+    spelt = {name.lower(): name for name in reversed(names)}
+    for key in [named] if named else known:
+        key = key if key in names else spelt.get(key, key)
+        if any(lookup(record.fields, key) is not ABSENT for record in records):
+            return key
+    if named:
+        raise UserError(
+            f"option --{option} is {named!r}: {records[0].path} has the columns {listed(names)}; choose "
+            "one of them, or column.field."
+        )
+    return ""

@@ -1,0 +1,82 @@
+"""What has been read from files: split into what is learned and what is held out, and what is left
+out.
+
+Knows lengths and counts. Does not know tokenizers.
+"""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from pat_jax.rl.data.row_report import RowReport
+from pat_jax.rl.data.subset import Subset, subset_of
+
+A_LIMIT = "a limit of"  # the name of a limit without an option
+MOST_CHARACTERS = 256  # most in a token; the longest of usual vocabularies have half as many
+Each = TypeVar("Each")
+
+
+@dataclass
+class Splits(Generic[Each]):
+    """The problems, examples or pairs of files.
+
+    Args:
+      option: name of the option that sets `max_length`.
+      is_truncated: whether longer ones are cut, not left out.
+    """
+
+    max_length: int
+    option: str
+    report: RowReport
+    is_truncated: bool = False
+    train: list[Each] = field(default_factory=list)
+    heldout: list[Each] = field(default_factory=list)
+    too_long: list[int | None] = field(default_factory=list)  # lengths; None: not known
+    num_unlearned: int = 0  # left out: no token is learned, in what a cut leaves
+
+    NAME: ClassVar = "examples"
+    TOO_LONG: ClassVar = "{:,} longer than {:,} tokens"
+
+    def __str__(self) -> str:
+        return f"{self.NAME}: {kept(self.train, self.heldout)}; {self.left_out}"
+
+    def add(self, each: Each, text: str, heldout_share: float) -> None:
+        """Adds an example to the subset that its row's text decides."""
+        is_train = subset_of(text, heldout_share) is Subset.TRAIN
+        (self.train if is_train else self.heldout).append(each)
+
+    @property
+    def left_out(self) -> str:
+        """How many were left out or cut and why, in words."""
+        what = self.TOO_LONG.format(len(self.too_long), self.max_length)
+        if self.is_truncated:
+            cut = f"{self.num_unlearned:,} cut before what is learned"
+            return f"cut: {what}; left out: {cut}{self.report}"
+        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
+        return f"left out: {what}{hint}{self.unusable}{self.report}"
+
+    @property
+    def unusable(self) -> str:
+        """How many short ones were left out, as a clause."""
+        return f", {self.num_unlearned:,} with nothing to learn" if self.num_unlearned else ""
+
+
+def has_more_tokens(text: str, count: int) -> bool:
+    """Whether the text surely has more than `count` tokens, without tokenizing it.
+
+    A tokenizer takes a second for a million characters."""
+    return len(text) > MOST_CHARACTERS * count
+
+
+def kept(train: Sized, heldout: Sized) -> str:
+    """Returns how many are learned from and how many held out, in words."""
+    counts = {"to learn from": len(train), "held out": len(heldout)}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
+
+
+def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:
+    """Returns a hint for messages: the smallest limit that keeps 99 %. Empty if the present limit,
+    which keeps `num_kept`, is as good, or if too many lengths are unknown (None)."""
+    known = sorted(length for length in too_long if length is not None)
+    place = len(too_long) - 1 - (num_kept + len(too_long)) // 100
+    return f" ({option} {known[place]} keeps 99 %)" if 0 <= place < len(known) else ""
