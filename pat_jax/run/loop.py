@@ -85,7 +85,7 @@ class Run:
     def run(self) -> None:
         with self.steps.kept_at_a_stop(), self.lanes:
             task, rollout = self.setup.task, self.config.rollout
-            first, *_ = task.train.batch(0, rollout.prompts_per_step)
+            (first,) = task.train.first(1)
             progress = self.open.progress
             try_out(self.scorer, first, task.columns, rollout.num_generations, progress)
             self.open.page.write()

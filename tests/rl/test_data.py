@@ -58,10 +58,6 @@ def test_a_changed_batch_size_goes_on_behind_what_has_been_drawn():
         batch, cursor = source.draw(cursor, size)
         seen += ids(batch)
     assert len(set(seen)) == 35 and source.epochs(cursor) == pytest.approx(35 / 43)
-    # Where a run has had one size, its place follows from how many batches there were.
-    for step in range(12):
-        assert source.draw(source.after(step, 9), 9)[0] == source.batch(step, 9)
-    assert source.after(5, 9) == Cursor(1, 9)
 
 
 def test_a_checksum_is_of_what_is_asked_and_what_rewards_are_told():
@@ -120,7 +116,7 @@ def test_the_split_is_a_property_of_the_text(tmp_path):
     assert len(first.train) + len(first.heldout) == 400
     assert 20 <= len(first.heldout) <= 60
     assert first.heldout.first(8) == second.heldout.first(8)
-    assert first.train.batch(0, 8) != second.train.batch(0, 8)
+    assert first.train.first(8) != second.train.first(8)
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -170,7 +166,7 @@ def test_ids_count_on_from_file_to_file(tmp_path):
     }
     assert splits.read.report.without_answer == [f"{one}, row 2, field 'answer'"]
     with pytest.raises(UserError, match=r"1\.json and 1 more \(training split\) has 3 prompts"):
-        splits.train.batch(0, 4)
+        splits.train.draw(Cursor(), 4)
 
 
 @needs_data

@@ -70,12 +70,6 @@ class Endless:
         prompts = [Prompt(i, (1,), f"prompt {i}", {"answer": "1"}) for i in ids]
         return prompts, Cursor(0, at.offset + size)
 
-    def batch(self, step: int, size: int) -> list[Prompt]:
-        return self.draw(self.after(step, size), size)[0]
-
-    def after(self, batches: int, size: int) -> Cursor:
-        return Cursor(0, batches * size)
-
     def epochs(self, at: Cursor) -> float:
         return at.offset / (4 * WANTED)
 

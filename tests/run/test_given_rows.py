@@ -85,7 +85,7 @@ def test_rows_to_evaluate_on_are_a_set_of_their_own(tasks: list[Task], model: st
         run_dir=str(tmp_path / "run"),
     )
     (task,) = tasks
-    assert len(task.train.batch(0, 24)) == 24  # pyright: ignore[reportArgumentType]
+    assert len(task.train.first(24)) == 24  # pyright: ignore[reportArgumentType]
     assert [(one.name, len(one.prompts)) for one in task.heldout] == [("heldout", 7)]
     assert run.config.eval.data[0].endswith("/heldout.jsonl")
 

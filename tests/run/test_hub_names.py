@@ -70,7 +70,7 @@ def only_cache(cache: Path, tmp_path: Path, monkeypatch):
 def test_a_run(cache: Path):
     config = parse(OPTIONS)
     setup = build(config, jax.devices()[:2])
-    assert len(setup.task.train.batch(0, 4)) == 4
+    assert len(setup.task.train.first(4)) == 4
     (heldout,) = setup.task.heldout
     assert heldout.name == "more" and len(heldout.prompts) == 8
     directory = cache / "models--owner--tiny/snapshots" / SHA

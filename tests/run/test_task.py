@@ -10,6 +10,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.by_model import KnownModel, settled
 from pat_jax.config.command_line import parse
 from pat_jax.rl.data import arithmetic
+from pat_jax.rl.data.epochs import START
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 from pat_jax.run.heldout import set_names
@@ -89,7 +90,11 @@ def load(tmp_path: Path):
 
 
 def seen(task: Task, size: int, steps: int) -> set[str]:
-    return {prompt.text for step in range(steps) for prompt in task.train.batch(step, size)}
+    cursor, texts = START, set[str]()
+    for _ in range(steps):
+        batch, cursor = task.train.draw(cursor, size)
+        texts |= {prompt.text for prompt in batch}
+    return texts
 
 
 def test_nothing_is_held_out_where_nothing_evaluates(load):
@@ -112,7 +117,7 @@ def test_other_files_are_evaluated_on(load):
     (c,) = task.heldout
     assert c.name == "c"
     assert [prompt.columns["answer"] for prompt in c.prompts] == [str(i) for i in range(100, 130)]
-    assert len({prompt.id for prompt in task.train.batch(0, 32)}) == 32
+    assert len({prompt.id for prompt in task.train.first(32)}) == 32
     few = load(*options, "--eval.num_prompts", "7", **files)
     (seven,) = few.heldout
     assert len(seven.prompts) == 7 and all(prompt in c.prompts for prompt in seven.prompts)
@@ -177,7 +182,7 @@ def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
     argv += ["--rollout.max_prompt_length", "96"]
     task = load_task(parse(argv), Words())
-    (prompt,) = (one for one in task.train.batch(0, 40) if one.columns["answer"] == "7")
+    (prompt,) = (one for one in task.train.first(40) if one.columns["answer"] == "7")
     for told in trial_responses(prompt, task.columns):
         assert told.columns["level"] is None and told.columns["answer"] == "7"
     assert load_task(parse([]), arithmetic.TOKENIZER).columns == ["answer"]

@@ -75,7 +75,7 @@ def test_prompts_without_answers_need_no_reward(tmp_path: Path):
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     teacher = write_checkpoint(tmp_path / "teacher")
     one = setup(tmp_path, teacher, "--data", str(data), "--reward", "none", "--eval.every", "0")
-    assert len(one.task.train.batch(0, 4)) == 4
+    assert len(one.task.train.first(4)) == 4
 
 
 def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path: Path):
