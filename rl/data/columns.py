@@ -1,4 +1,5 @@
-"""Reads the values of a row's columns. Knows what may be in them, and the errors of rows without it."""
+"""Reads the values of a row's columns. Knows what may be in them, and the errors of rows that lack
+them."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
 """Decides which prompts each iteration trains on, and which are held out.
 
-Knows prompts and splits. Does not know file formats or columns (`schemas.py`), rewards, or the order of
-an epoch (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
+Knows prompts and splits. Does not know file formats, columns (`schemas.py`), rewards, or the order
+of an epoch (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
 """
 
 import zlib
