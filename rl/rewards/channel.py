@@ -1,43 +1,39 @@
-"""The protocol between a reward's process and its caller, over a pair of sockets.
+"""Calls to a process that runs a user's code, and their answers, over a pair of sockets.
 
-    caller → process    length, 8 bytes; then number and responses of a call, pickled
-    process → caller    a line of JSON: {"call": number, "scores": [number or failure, …], …}
+    caller → process    number and content of a call, pickled
+    process → caller    a line of JSON: {"call": number, …}
 
 The user's code runs in the process, and may write to any open file, fork, or close files. So
 nothing from there is unpickled, and an answer is bounded in time and length and names its call;
 anything else ends the process. To the process, columns go as pickles, because JSON has no dates,
-bytes and decimals; only the caller can write these. Does not know how processes start
-(`workers.py`) or what a function does; imports no jax.
+bytes and decimals; only the caller can write these. Does not know what is called, nor how processes
+start (`workers.py`); imports no jax.
 """
 
 import contextlib
 import json
 import os
 import pickle
-import select
 import socket
-import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from pat_jax.common.json_text import parse_json
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
-from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import LARGEST
+
+T = TypeVar("T")
 
 LARGEST_ANSWER = 2**26  # bytes; a response that raises takes about four thousand
 LOST = 90  # exit code of a process whose socket the function has closed or replaced
 IMPORT = 0  # number of the first answer, sent without a call: whether the import succeeded
-_LENGTH_BYTES = 8
 _CHUNK = 2**16
-_LONGEST_POLL = 3600.0  # seconds: poll() takes milliseconds, of which 2**31 are too many
-# What `_read` raises for text that is not an answer; ValueError for broken JSON.
+_LONGEST_WAIT = 2e6  # seconds: sockets count milliseconds, of which 2**31 are too many
+# What reading text that is not an answer raises; ValueError for broken JSON.
 _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
 class NoAnswerError(Exception):
-    """The bytes that arrived are not the answer to the call: the user's function has written to the
+    """The bytes that arrived are not the answer to the call: the user's code has written to the
     socket."""
 
 
@@ -49,190 +45,91 @@ class Calls:
 
     def __init__(self, ours: socket.socket):
         self._socket = ours
-        ours.setblocking(False)
 
     def close(self) -> None:
         self._socket.close()
 
-    def ask(self, number: int, responses: Sequence[Response], until: float) -> None:
+    def ask(self, number: int, content: object, until: float) -> None:
         """Sends a call; waits no longer than `until` for the process to read it."""
-        content = pickle.dumps((number, list(responses)))
-        rest = memoryview(len(content).to_bytes(_LENGTH_BYTES) + content)
-        while rest:
-            self._wait(select.POLLOUT, until)
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise EOFError from error
-            _check_time(until)
+        with self._waiting(until):
+            self._socket.sendall(pickle.dumps((number, content)))
 
-    def answer(self, number: int, count: int, until: float) -> Outcome:
-        """Returns the answer to the call of this number, which has `count` responses. Raises
-        NoAnswerError if something else has arrived."""
-        line = self._line(until)
-        try:
-            return _read(line.decode(), number, count)
-        except _MALFORMED as error:
-            raise NoAnswerError from error
-
-    def _line(self, until: float) -> bytes:
-        """Reads up to a line break, with whatever has arrived behind it."""
-        line = bytearray()
-        while True:
-            self._wait(select.POLLIN, until)
-            try:
+    def answer(self, number: int, read: Callable[[Any], T], until: float) -> T:
+        """Returns what `read` makes of the answer to the call of this number. Raises NoAnswerError
+        if something else has arrived."""
+        line, chunk = bytearray(), b""
+        while b"\n" not in chunk:  # with whatever has arrived behind it
+            if len(line) > LARGEST_ANSWER:
+                raise NoAnswerError
+            with self._waiting(until):
                 chunk = self._socket.recv(_CHUNK)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise EOFError from error
             if not chunk:
                 raise EOFError
             line += chunk
-            if b"\n" in chunk:
-                return bytes(line)
-            if len(line) > LARGEST_ANSWER:
+        try:
+            answer: Any = parse_json(line.decode())
+            if answer["call"] != number:
                 raise NoAnswerError
-            _check_time(until)  # something may come again and again
+            return read(answer)
+        except _MALFORMED as error:
+            raise NoAnswerError from error
 
-    def _wait(self, event: int, until: float) -> None:
-        poll = select.poll()
-        poll.register(self._socket, event)
-        left = until - time.monotonic()
-        while not poll.poll(1e3 * min(max(left, 0.0), _LONGEST_POLL)):
-            left = _check_time(until)
-
-
-def _check_time(until: float) -> float:
-    """Returns the seconds left; raises TimeoutError if there are none."""
-    if (left := until - time.monotonic()) <= 0:
-        raise TimeoutError
-    return left
+    @contextlib.contextmanager
+    def _waiting(self, until: float) -> Iterator[None]:
+        """Bounds the time of one operation of the socket."""
+        if (left := until - time.monotonic()) <= 0:  # something may come again and again
+            raise TimeoutError
+        self._socket.settimeout(min(left, _LONGEST_WAIT))
+        try:
+            yield
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise EOFError from error
 
 
 class Answers:
-    """The process's end of the sockets. Its children lose it, after a fork or an exec.
+    """The process's end of the sockets. Its children lose it, after a fork or an exec."""
 
-    Args:
-      file: the socket's file descriptor.
-    """
-
-    def __init__(self, file: int):
-        os.set_inheritable(file, False)
-        self._file, self._process, self._identity = file, os.getpid(), _identity(file)
+    def __init__(self, theirs: socket.socket):
+        theirs.set_inheritable(False)
+        self._socket, self._calls = theirs, theirs.makefile("rb")
+        self._file, self._process = theirs.fileno(), os.getpid()
+        self._stat = os.fstat(self._file)
         os.register_at_fork(after_in_child=self._forget)
 
-    def receive(self) -> tuple[int, list[Response]]:
-        """Returns number and responses of the next call; raises EOFError if there are no more."""
-        length = int.from_bytes(self._read(_LENGTH_BYTES))
-        return pickle.loads(self._read(length))
+    def receive(self) -> tuple[int, Any]:
+        """Returns number and content of the next call; raises EOFError if there are no more."""
+        try:
+            self._check()
+            return pickle.load(self._calls)
+        except OSError:
+            os._exit(LOST)
 
-    def send(self, number: int, outcome: Outcome) -> None:
-        """Sends an answer. Ends the process if that fails, or if this is a forked child."""
+    def send(self, number: int, answer: Mapping[str, object]) -> int:
+        """Sends an answer. Ends the process if that fails, or if this is a forked child.
+
+        Returns:
+          0, or the bytes of an answer that is not sent because it is too long."""
         if os.getpid() != self._process:
             os._exit(0)
-        line = _written(number, outcome)
+        line = f"{json.dumps({'call': number, **answer}, allow_nan=False)}\n".encode()
         if len(line) > LARGEST_ANSWER:
-            failure = Failure(Cause.WRONG_RESULT, f"returned {len(line):,} bytes of measurements")
-            line = _written(number, Outcome(failure=failure, seconds=outcome.seconds))
-        rest = memoryview(line)
+            return len(line)
         try:
-            while rest:
-                self._check()
-                rest = rest[os.write(self._file, rest) :]
+            self._check()
+            self._socket.sendall(line)
         except OSError:
             os._exit(LOST)
-
-    def _read(self, length: int) -> bytes:
-        read = bytearray()
-        try:
-            while len(read) < length:
-                self._check()
-                chunk = os.read(self._file, min(_CHUNK, length - len(read)))
-                if not chunk:
-                    raise EOFError
-                read += chunk
-        except OSError:
-            os._exit(LOST)
-        return bytes(read)
+        return 0
 
     def _check(self) -> None:
         """Raises OSError if the file descriptor is no longer our socket's."""
-        if _identity(self._file) != self._identity:
+        if not os.path.samestat(os.fstat(self._file), self._stat):
             raise OSError
 
     def _forget(self) -> None:
         """Closes a forked child's copy of the socket: with it open, the caller would not see this process end."""
         with contextlib.suppress(OSError):
             self._check()
-            os.close(self._file)
-
-
-def _identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
-
-
-def _written(number: int, outcome: Outcome) -> bytes:
-    answer = {
-        "call": number,
-        "seconds": outcome.seconds,
-        "mistake": outcome.mistake,
-        "failure": _told(outcome.failure),
-        "scores": [_told(score) for score in outcome.scores],
-        "numbers": [dict(one) for one in outcome.numbers],
-    }
-    # Scores that are not finite have become failures before.
-    return f"{json.dumps(answer, allow_nan=False)}\n".encode()
-
-
-def _told(score: float | Failure | None) -> object:
-    if isinstance(score, Failure):
-        return {"cause": score.cause, "text": score.text, "traceback": score.traceback}
-    return score
-
-
-def _read(text: str, number: int, count: int) -> Outcome:
-    """Parses an answer; raises one of `_MALFORMED` if it is not an answer to this call."""
-    answer: Any = parse_json(text)
-    outcome = Outcome(
-        scores=[_score(score) for score in answer["scores"]],
-        failure=None if answer["failure"] is None else _failure(answer["failure"]),
-        numbers=[{key: _number(x) for key, x in one.items()} for one in answer["numbers"]],
-        mistake=_text(answer["mistake"]),
-        seconds=_number(answer["seconds"]),
-    )
-    has_scores = not (outcome.failure or outcome.mistake)
-    wanted = count if has_scores else 0
-    if answer["call"] != number or len(outcome.scores) != wanted:
-        raise ValueError
-    if len(outcome.numbers) not in (0, wanted):
-        raise ValueError
-    return outcome
-
-
-def _score(value: object) -> float | Failure:
-    if not isinstance(value, int | float):
-        return _failure(value)
-    if abs(value) > LARGEST:  # the process would have sent a failure
-        raise ValueError
-    return _number(value)
-
-
-def _failure(value: Any) -> Failure:
-    return Failure(Cause(value["cause"]), _text(value["text"]), _text(value["traceback"]))
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not abs(number) <= sys.float_info.max:
-        raise ValueError
-    return number
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+            os.close(self._socket.detach())

@@ -1,14 +1,20 @@
 """The outcome of calling a reward function: scores, or why there are none.
 
-These are plain values that go from one process to another. Imports no jax.
+These are plain values that go from one process to another, as JSON. Imports no jax.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+import numpy as np
 
 from pat_jax.common.printable import printable
+
+LARGEST = float(np.finfo(np.float32).max)  # score: rewards are float32
 
 
 class Cause(StrEnum):
@@ -48,6 +54,23 @@ class Outcome:
     mistake: str = ""  # why the function cannot be called at all, as a sentence for the user
     seconds: float = 0.0  # time that the function took
 
+    @classmethod
+    def of_json(cls, answer: Mapping[str, Any], count: int) -> "Outcome":
+        """Returns the outcome for `count` responses that `asdict` and JSON have written. Raises
+        ValueError, TypeError, KeyError, OverflowError or AttributeError if it is none."""
+        failure = answer["failure"]
+        outcome = cls(
+            scores=[_score(score) for score in answer["scores"]],
+            failure=None if failure is None else _failure(failure),
+            numbers=[{key: _number(x) for key, x in one.items()} for one in answer["numbers"]],
+            mistake=_text(answer["mistake"]),
+            seconds=_number(answer["seconds"]),
+        )
+        wanted = 0 if outcome.failure or outcome.mistake else count
+        if len(outcome.scores) != wanted or len(outcome.numbers) not in (0, wanted):
+            raise ValueError
+        return outcome
+
 
 def count_causes(failures: Iterable[Failure], prefix: str) -> dict[str, int]:
     """Returns the number of failures of each cause that occurred, as metrics `prefix/cause`."""
@@ -59,3 +82,28 @@ def describe_causes(failures: Iterable[Failure]) -> str:
     """Returns the causes with their counts, such as `3 timeout, 1 exception`."""
     counts = Counter(failure.cause for failure in failures)
     return ", ".join(f"{count} {cause}" for cause, count in counts.most_common())
+
+
+def _score(value: object) -> float | Failure:
+    if not isinstance(value, int | float):
+        return _failure(value)
+    if abs(value) > LARGEST:  # the process would have sent a failure
+        raise ValueError
+    return _number(value)
+
+
+def _failure(value: Any) -> Failure:
+    return Failure(Cause(value["cause"]), _text(value["text"]), _text(value["traceback"]))
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not abs(number) <= sys.float_info.max:
+        raise ValueError
+    return number
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

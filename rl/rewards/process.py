@@ -6,33 +6,33 @@ Does not know the function's arguments (`signatures.py`), nor time limits or ret
 
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.channel import IMPORT, Answers
-from pat_jax.rl.rewards.outcome import Outcome
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import failure_of
 from pat_jax.rl.rewards.rewards import resolve_reward
 from pat_jax.rl.rewards.signatures import Recognised
 
 
-def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
+def serve(spec: str, memory: float, file: int) -> None:
     """Imports the function and reports any mistake; then answers each call with an Outcome.
 
     Args:
       memory: GiB that this process, and each of its children, may have; 0: no limit.
-      calls_file: file descriptor of the other end of the caller's socket.
-      lifeline: file descriptor that reaches its end when the caller's process ends.
+      file: file descriptor of the other end of the caller's socket.
     """
-    answers = Answers(calls_file)
-    os.set_inheritable(lifeline, False)
-    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    answers = Answers(socket.socket(fileno=file))
+    threading.Thread(target=_die_with_caller, args=(file,), daemon=True).start()
     if memory:
         _limit_memory(int(memory * 2**30))
     os.environ["JAX_PLATFORMS"] = "cpu"  # a reward that uses jax must not touch the accelerator
@@ -40,9 +40,9 @@ def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
     try:
         function = Recognised(resolve_reward(spec), spec)
     except UserError as error:
-        answers.send(IMPORT, Outcome(mistake=str(error)))
+        answers.send(IMPORT, asdict(Outcome(mistake=str(error))))
         return
-    answers.send(IMPORT, Outcome())
+    answers.send(IMPORT, asdict(Outcome()))
     while True:
         try:
             number, responses = answers.receive()
@@ -50,7 +50,10 @@ def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
             return
         start = time.perf_counter()
         outcome = call(function, responses)
-        answers.send(number, replace(outcome, seconds=time.perf_counter() - start))
+        outcome = replace(outcome, seconds=time.perf_counter() - start)
+        if too_long := answers.send(number, asdict(outcome)):
+            failure = Failure(Cause.WRONG_RESULT, f"returned {too_long:,} bytes of measurements")
+            answers.send(number, asdict(Outcome(failure=failure, seconds=outcome.seconds)))
 
 
 def _limit_memory(limit: int) -> None:
@@ -60,8 +63,11 @@ def _limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
-def _die_with(lifeline: int) -> None:
-    os.read(lifeline, 1)
+def _die_with_caller(file: int) -> None:
+    """Waits until no process has the other end of the socket, then kills this process group."""
+    closed = select.poll()
+    closed.register(file, 0)
+    closed.poll()
     os.killpg(0, signal.SIGKILL)  # children too
 
 

@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from pat_jax.common.errors import shown
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.outcome import LARGEST, Cause, Failure, Outcome
 
-LARGEST = float(np.finfo(np.float32).max)
 _TOO_LARGE = ", more than float32 holds"
 _TRACEBACK_LENGTH = 4000
 _SCORE = "score"  # the key of the reward in a dict, as in verl

@@ -14,23 +14,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.channel import IMPORT, LOST, Calls, NoAnswerError
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 
+T = TypeVar("T")
+
 _IMPORT_SECONDS = 300.0
 _END_SECONDS = 5.0  # from closing its socket to its end
 # Signals that only others send to a process.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_NO_ANSWER = "wrote to open files that are not its own, so that its process was ended"
 _COMMAND = (
-    "import sys; sys.path[:] = sys.argv[5:]; from pat_jax.rl.rewards.process import serve; "
-    "serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from pat_jax.rl.rewards.process import serve; "
+    "serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))"
 )
 
 
@@ -96,10 +99,7 @@ class _Worker:
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
         """Calls the function; once more if the process was killed from outside."""
         try:
-            try:
-                return self._call(responses, seconds)
-            except _KilledError:
-                return self._call(responses, seconds)
+            return _twice(lambda: self._call(responses, seconds))
         except _KilledError as killed:
             return Outcome(failure=Failure(Cause.CRASHED, f"{killed}, twice"))
 
@@ -110,17 +110,14 @@ class _Worker:
         calls, number = self._running.calls, next(self._numbers)
         until = time.monotonic() + seconds
         try:
-            calls.ask(number, responses, until)
-            return calls.answer(number, len(responses), until)
+            calls.ask(number, list(responses), until)
+            return calls.answer(number, partial(Outcome.of_json, count=len(responses)), until)
         except TimeoutError:
             self.end()
             text = f"took longer than {seconds:g} s and was killed"
             return Outcome(failure=Failure(Cause.TIMEOUT, text), seconds=seconds)
-        except NoAnswerError:
-            self.end()
-            return Outcome(failure=Failure(Cause.CRASHED, _NO_ANSWER))
-        except EOFError:
-            return Outcome(failure=Failure(Cause.CRASHED, self.ended()))
+        except (NoAnswerError, EOFError) as error:
+            return Outcome(failure=Failure(Cause.CRASHED, self._why(error)))
 
     def start(self) -> str:
         """Starts the process and imports the function; once more if it was killed from outside.
@@ -129,10 +126,7 @@ class _Worker:
           What is wrong with the function, or "".
         """
         try:
-            try:
-                return self._start()
-            except _KilledError:
-                return self._start()
+            return _twice(self._start)
         except _KilledError as killed:
             return (
                 f"reward {self._spec!r} {killed}, twice, while it was imported: expected memory for "
@@ -156,21 +150,19 @@ class _Worker:
         return mistake
 
     def _wait_for_import(self, calls: Calls) -> str:
+        until = time.monotonic() + _IMPORT_SECONDS
         try:
-            return calls.answer(IMPORT, 0, time.monotonic() + _IMPORT_SECONDS).mistake
+            return calls.answer(IMPORT, partial(Outcome.of_json, count=0), until).mistake
         except TimeoutError:
             return (
                 f"reward {self._spec!r} did not finish importing in {_IMPORT_SECONDS:g} s: expected an "
                 "import without long work; move that work into the function."
             )
-        except NoAnswerError:
-            what = _NO_ANSWER
-        except EOFError:
-            what = self.ended()
-        return (
-            f"reward {self._spec!r} {what} while it was imported: expected a module that imports; "
-            "correct it."
-        )
+        except (NoAnswerError, EOFError) as error:
+            return (
+                f"reward {self._spec!r} {self._why(error)} while it was imported: expected a module that "
+                "imports; correct it."
+            )
 
     def close(self) -> None:
         """Kills the process, from any thread; the thread that waits for it sees that it ended."""
@@ -188,9 +180,12 @@ class _Worker:
             running, self._running = self._running, None
         return running.end(patience) if running else None
 
-    def ended(self) -> str:
-        """Returns how a process that closed its socket has ended, as a clause. Raises _KilledError
-        if it was killed from outside."""
+    def _why(self, error: NoAnswerError | EOFError) -> str:
+        """Ends a process that gave no answer. Returns how it has ended, as a clause. Raises
+        _KilledError if it was killed from outside."""
+        if isinstance(error, NoAnswerError):
+            self.end()
+            return "wrote to open files that are not its own, so that its process was ended"
         code = self.end(_END_SECONDS)
         if code is None or code == LOST:
             return "closed open files that are not its own, so that its process was ended"
@@ -203,30 +198,33 @@ class _Worker:
         return how
 
 
+def _twice(do: Callable[[], T]) -> T:
+    """Does something once more if a process was killed from outside meanwhile."""
+    try:
+        return do()
+    except _KilledError:
+        return do()
+
+
 @dataclass(frozen=True)
 class _Running:
     process: subprocess.Popen
     calls: Calls
-    lifeline: int  # file descriptor: the process ends when no other process has it open
 
     @classmethod
     def start(cls, spec: str, memory: float) -> "_Running":
-        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
-            ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
-            always.callback(theirs.close)
-            watched, lifeline = os.pipe()
-            on_failure.callback(os.close, lifeline)
-            always.callback(os.close, watched)
-            passed = (theirs.fileno(), watched)
+            options = spec, str(memory), str(theirs.fileno())
             process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, spec, str(memory), *map(str, passed), *sys.path],
+                [sys.executable, "-c", _COMMAND, *options, *sys.path],
                 stdin=subprocess.DEVNULL,
-                pass_fds=passed,
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
             )
             on_failure.pop_all()
-        return cls(process, Calls(ours), lifeline)
+        return cls(process, Calls(ours))
 
     def kill(self) -> None:
         """Kills the process and its children, which are in its process group."""
@@ -242,7 +240,6 @@ class _Running:
         self.kill()
         self.process.wait()
         self.calls.close()
-        os.close(self.lifeline)
         return code
 
 

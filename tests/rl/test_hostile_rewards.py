@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -272,7 +273,7 @@ def test_whatever_comes_in_the_place_of_an_answer_is_refused_in_time(content, en
     with contextlib.closing(Calls(ours)) as calls, theirs:
         theirs.sendall(content + b"\n" * ends)
         with pytest.raises((NoAnswerError, TimeoutError)):
-            calls.answer(3, 1, time.monotonic() + 0.01)
+            calls.answer(3, partial(Outcome.of_json, count=1), time.monotonic() + 0.01)
 
 
 def test_a_call_that_nobody_reads_has_its_time_too():
