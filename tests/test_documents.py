@@ -18,10 +18,13 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 
 
 def told() -> list[tuple[str, str, list[str]]]:
-    """(document, command, words) of every command of the project in a block of shell."""
+    """(document, command, words) of every command of the project, in a block of shell or a text."""
     found = []
     for path in DOCUMENTS:
-        for block in re.findall(r"```bash\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        text = path.read_text(encoding="utf-8")
+        for command, words in re.findall(r"`python -m pat_jax\.(\w+)([^`]*)`", text):
+            found.append((path.name, command, words.split()))
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if match := re.search(r"-m pat_jax\.(\w+)(.*)", line):
                     words = shlex.split(match[2], comments=True)
@@ -33,7 +36,7 @@ def told() -> list[tuple[str, str, list[str]]]:
 def test_a_command_has_options_that_are_there(document: str, command: str, words: list[str]):
     options = list(options_of(CLASSES[command]()))
     known = {name for option in options for name in (option.name, option.short)}
-    known |= {"config", *(["preset"] if command in ("train", "profile") else [])}
+    known |= {"config", "help", *(["preset"] if command in ("train", "profile") else [])}
     asked = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
     assert asked <= known
     if "--preset" in words:

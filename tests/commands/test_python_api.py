@@ -13,6 +13,8 @@ from runs import TINY, finish, named, start, without_times
 import pat_jax
 from pat_jax import UserError
 from pat_jax.__main__ import commands
+from pat_jax.rl.data import arithmetic
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics
 
 OPTIONS = [*TINY, "--layout", "dp2tp1", "--log_samples_every", "1"]
@@ -114,6 +116,8 @@ def test_a_run_goes_on_in_the_process_that_ended_it(facts: dict):
 
 def test_what_was_learned_is_exported_and_generates(facts: dict):
     assert (Path(facts["exported"]) / "model.safetensors").is_file()
+    tokenizer = HuggingFaceTokenizer(facts["exported"])  # of the built-in task, as train exports it
+    assert tokenizer.encode("1+2=") == list(arithmetic.TOKENIZER.encode("1+2="))
     (a, b), (c, d) = facts["texts"]
     assert len({a, b, c, d}) > 1 and facts["same"] and facts["tokens"] == 4
     assert facts["too_long"].startswith("prompt 2: 200 tokens of prompt")

@@ -86,6 +86,8 @@ def test_other_values_are_refused(value: object):
         b'{"pat_jax.common.files:replace_text": ["/tmp/x", "y"]}',
         b'{"pat_jax.common.hosts.waiting:Wait": []}',
         b'{"pat_jax.common.hosts.none:A": []}',
+        b'{"http:HTTPStatus": ["OK"]}',  # an enum, and a named tuple, of others
+        b'{"urllib.parse:DefragResult": ["a", "b"]}',
         b'{"pat_jax.planning.types:Plan": [1]}',
         b'{"array": ["object", [1], {"bytes": "AAAAAAAAAAA="}]}',
         b'{"tuple": [], "list": []}',

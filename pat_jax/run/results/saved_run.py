@@ -12,7 +12,7 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.html.figure import Figure
 from pat_jax.common.html.render import rendered
-from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import draw_rollout
@@ -20,6 +20,7 @@ from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
+from pat_jax.rl.data import arithmetic
 from pat_jax.run.checkpoints.json_state import declared, read_kept
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.page.curves import PANELS, Panel, draw_curves
@@ -128,8 +129,9 @@ class SavedRun:
         *_, layout = chain.values()  # most TP: the least memory on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
-        name = config.model
-        source = local_checkpoint(name, weights=False) if is_checkpoint(name) else None
+        source = arithmetic.TOKENIZER_DIR
+        if not config.data.is_arithmetic:
+            source = local_checkpoint(config.model, weights=False)
         export(Path(directory), policy, params, dtype, tokenizer_dir=source)
         return Path(directory)
 
