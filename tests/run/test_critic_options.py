@@ -107,6 +107,11 @@ def test_a_critic_that_cannot_read_the_policys_tokens_is_refused(
     assert all(part in sentence for part in ["--critic.model", *words]) and "\n" not in sentence
 
 
+def test_a_missing_reward_model_is_told_by_the_option_that_names_it(policy: Path):
+    with pytest.raises(UserError, match=r"^option --reward is 'judge': .* no such directory"):
+        built(policy, "--reward", "model:judge")  # where the critic begins, too
+
+
 def test_a_critic_with_other_tokens_is_refused(policy: Path, tmp_path: Path):
     other = write_checkpoint(tmp_path / "other")
     tokenizer = (other / "tokenizer.json").read_text()

@@ -61,10 +61,11 @@ def critic_model(
         is_there = set(devices) == layout.devices
         own = layout if is_there else _layout(config, of_values.config, devices)
         return CriticModel(of_values, own)
-    shape = checkpoint_shape(source, "critic.model", head="scalar")
+    option = "critic.model" if config.critic.model else "reward"
+    shape = checkpoint_shape(source, option, head="scalar")
     if shape is None:
         raise UserError(
-            f"option --critic.model is {source!r}: expected a Hugging Face checkpoint directory or a model of "
+            f"option --{option} is {source!r}: expected a Hugging Face checkpoint directory or a model of "
             "the Hub as owner/name, but there is no such directory."
         )
     _check_tokens(config, shape, source, policy.config)
