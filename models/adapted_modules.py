@@ -1,4 +1,5 @@
-"""Lists the weights of a policy that may have an adapter, under PEFT's module names.
+"""The weights of a policy that may have an adapter, under PEFT's module names, and those that
+targets name.
 
 PEFT follows transformers 5, where a layer's experts are two stacks, `gate_up_proj` and `down_proj`.
 Here `gate_up_proj` is two weights, gate and up, whose adapters share one a, as in PEFT 0.21.
@@ -6,12 +7,20 @@ Here `gate_up_proj` is two weights, gate and up, whose adapters share one a, as 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import jax
 
+from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 
+# PEFT's name for all linear layers but the output head; in a model with experts only attention's.
+ALL_LINEAR = "all-linear"
+# Parts of the module names of experts, and of MLPs beside them, in checkpoints.
+_OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
+_OF_MLPS = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+_BESIDE_ATTENTION = _OF_EXPERTS | _OF_MLPS | {"fc1_latent_proj", "fc2_latent_proj"}
 # For a layer with experts: PEFT's module, and which part of the module's outputs a weight is.
 _SPARSE = {
     "router": ("gate", None),
@@ -73,3 +82,42 @@ def _linear(
         return Linear(tensor.module, 0)
     name, part = _SPARSE[keys[3]]
     return Linear(f"model.layers.{keys[1]}.mlp.{name}", 1, part)
+
+
+def targeted(policy: Policy, targets: Sequence[str], option: str) -> tuple[str, ...]:
+    """Returns the modules that may have an adapter and that the targets name (see `Lora.of`).
+    Raises UserError, with the `option` of the targets, if one of them matches none."""
+    linear, chosen = linear_modules(policy), set[str]()
+    for target in targets:
+        end = f".{target.removesuffix('.weight')}"
+        if target == ALL_LINEAR:
+            found = {x for x in linear if not is_of_experts(policy, x)}
+        else:
+            found = {x for x in linear if f".{x}".endswith(end)}
+        if not found:
+            raise _unmatched(f"option --{option} is {target!r}", target, linear, policy)
+        chosen |= found
+    return tuple(name for name in linear if name in chosen)
+
+
+def _unmatched(where: str, target: str, linear: Sequence[str], policy: Policy) -> UserError:
+    """Returns the error for a target with which no name of a linear layer ends."""
+    parts, has_experts = set(target.split(".")), policy.config.experts is not None
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
+    if not has_experts and parts & _OF_EXPERTS:
+        return UserError(
+            f"{where}: the model has no experts, {expected}, or {ALL_LINEAR} for all of these."
+        )
+    if has_experts and parts & _BESIDE_ATTENTION:
+        return UserError(
+            f"{where}: in a model with experts those of a layer are experts.gate_up_proj and "
+            "experts.down_proj, as PEFT has them, their router is gate.weight, and no MLP has an "
+            f"adapter; {expected}, or {ALL_LINEAR} for attention."
+        )
+    last = target.rpartition(".")[2].lower()
+    (nearest,) = get_close_matches(last, [*kinds, ALL_LINEAR], n=1, cutoff=0.0)
+    return UserError(
+        f"{where}: no linear layer of the model is called that, {expected}, or {ALL_LINEAR}; the "
+        f"nearest is {nearest!r}."
+    )

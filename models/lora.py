@@ -16,15 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pat_jax.common.pytree import pytree_dataclass
-from pat_jax.models.adapted_modules import (
-    Linear,
-    is_of_experts,
-    is_stack,
-    linear_modules,
-    linear_weights,
-)
+from pat_jax.models.adapted_modules import Linear, is_stack, linear_weights, targeted
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
-from pat_jax.models.lora_targets import ALL_LINEAR, unmatched
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
@@ -80,17 +73,7 @@ class Lora:
         Raises:
           UserError: a target matches no linear layer.
         """
-        linear = linear_modules(policy)
-        of_all = {x for x in linear if not is_of_experts(policy, x)}
-        chosen: set[str] = set()
-        for target in targets:
-            end = f".{target.removesuffix('.weight')}"
-            named = {x for x in linear if f".{x}".endswith(end)}
-            found = of_all if target == ALL_LINEAR else named
-            if not found:
-                raise unmatched(option, target, linear, policy)
-            chosen |= found
-        return cls(policy, rank, alpha, tuple(name for name in linear if name in chosen))
+        return cls(policy, rank, alpha, targeted(policy, targets, option))
 
     @property
     def scale(self) -> float:

@@ -5,7 +5,7 @@ Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -14,19 +14,6 @@ from pat_jax.models.checkpoints.json_fields import read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_ALPHA = 10**6  # the limit of --lora.alpha
-
-# Fields that say how an adapter is applied, with PEFT's defaults.
-_DEFAULTS: Mapping[str, object] = {
-    "r": 8,
-    "lora_alpha": 8,
-    "bias": "none",
-    "init_lora_weights": True,
-    "target_modules": None,
-    "exclude_modules": None,
-    "layers_to_transform": None,
-    "layers_pattern": None,
-    "target_parameters": None,
-}
 MODULES_TO_SAVE = "modules_to_save"  # modules that are trained and stored as a whole
 TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
 # The pattern by which PEFT 0.21 doubles rank and alpha of gate and up, where an adapter of each was
@@ -34,52 +21,34 @@ TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
 GATE_UP = r".*\.gate_up_proj"
 # Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
 NOT_ADAPTED = ("model.embed_tokens", "lm_head")
-_DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
 
+# Fields that say how an adapter is applied, with PEFT's defaults.
+_DEFAULTS: Mapping[str, object] = {
+    **{"r": 8, "lora_alpha": 8, "bias": "none", "init_lora_weights": True},
+    **{"target_modules": None, "exclude_modules": None, TARGET_PARAMETERS: None},
+    **{"layers_to_transform": None, "layers_pattern": None},
+}
+_DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
 # Initializations of a and b that leave the base unchanged. All others move a part of the base into
 # the adapter; its base is then the remainder, which no file holds.
 _INITS = ("gaussian", "eva", "orthogonal", "mica")
-
 # Fields that turn on what is not implemented here, unless they are null, false or empty.
-_NOT_IMPLEMENTED = [
-    "use_rslora",
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "rank_pattern",
-    "alpha_pattern",
-    MODULES_TO_SAVE,
-    "trainable_token_indices",
-    "layer_replication",
-    "megatron_config",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "velora_config",
-    "monteclora_config",
-]
+_NOT_IMPLEMENTED = (
+    *("use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"),
+    *("rank_pattern", "alpha_pattern", MODULES_TO_SAVE, "trainable_token_indices"),
+    *("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config"),
+    *("kasa_config", "velora_config", "monteclora_config"),
+)
 # Fields without effect on a trained adapter, or with none unless one of the others is set.
-_WITHOUT_EFFECT = [
-    "peft_type",
-    "task_type",
-    "auto_mapping",
-    "peft_version",
-    "base_model_name_or_path",
-    "revision",
-    "inference_mode",
-    "lora_dropout",
-    "runtime_config",
-    "megatron_core",
-    "ensure_weight_tying",
-    "qalora_group_size",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
+_WITHOUT_EFFECT = (
+    *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+    *("revision", "inference_mode", "lora_dropout", "runtime_config", "megatron_core"),
+    *("ensure_weight_tying", "qalora_group_size", "loftq_config", "eva_config", "corda_config"),
     "lora_ga_config",
-]
+)
 KNOWN_FIELDS = frozenset([*_DEFAULTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
+_CHOOSE_ANOTHER = "other adapters are not implemented; choose one without it"
+_SAVE_AGAIN = "save the adapter again"
 
 
 @dataclass(frozen=True)
@@ -88,9 +57,21 @@ class PeftConfig:
 
     path: Path
     fields: Mapping[str, Any]  # missing ones filled in
-    rank: int
-    alpha: float
-    doubles_gate_up: bool
+
+    @property
+    def rank(self) -> int:
+        return int(self.fields["r"])
+
+    @property
+    def alpha(self) -> float:
+        return float(self.fields["lora_alpha"])
+
+    @property
+    def doubles_gate_up(self) -> bool:
+        rank, alpha = self.fields["r"], self.fields["lora_alpha"]
+        patterns = self.fields.get("rank_pattern"), self.fields.get("alpha_pattern")
+        are_numbers = _is_number(rank) and _is_number(alpha)
+        return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
     def targets(self, linear: Iterable[str]) -> set[str] | None:
         """Returns which modules are adapted, among `linear` and `NOT_ADAPTED`.
@@ -120,11 +101,10 @@ class PeftConfig:
         if layers in (None, []):
             return True
         number = re.search(r"\.layers\.(\d+)\.", module)
-        return number is not None and int(number[1]) in (
-            layers if isinstance(layers, list) else [layers]
-        )
+        chosen = layers if isinstance(layers, list) else [layers]
+        return number is not None and int(number[1]) in chosen
 
-    def error(self, name: str, expected: str, advice: str) -> UserError:
+    def error(self, name: str, expected: str, advice: str = _SAVE_AGAIN) -> UserError:
         value = shown(self.fields[name]) if name in self.fields else "missing"
         return UserError(f"{self.path}: field '{name}' is {value}, expected {expected}; {advice}.")
 
@@ -147,46 +127,34 @@ def read_peft_config(directory: str | Path, saved: Collection[str] = ()) -> Peft
     fields = {**_DEFAULTS, **read_json_object(path)}
     if fields["target_modules"] is None:
         fields["target_modules"] = _DEFAULT_TARGETS
-    rank, alpha = fields["r"], fields["lora_alpha"]
-    config = PeftConfig(path, fields, 0, 0.0, _doubles_gate_up(fields))
+    config = PeftConfig(path, fields)
     _check_kind(config, saved)
-    if not _is_number(rank) or not float(rank).is_integer() or rank < 1:
-        raise config.error("r", "an integer above 0", "save the adapter again")
-    if not _is_number(alpha) or not 0 < alpha <= MOST_ALPHA:
-        expected = f"a number above 0 and up to {MOST_ALPHA:,}"
-        raise config.error("lora_alpha", expected, "save the adapter again")
-    _check_targets(config)
-    return replace(config, rank=int(rank), alpha=float(alpha))
-
-
-def _doubles_gate_up(fields: Mapping[str, Any]) -> bool:
-    rank, alpha = fields["r"], fields["lora_alpha"]
-    patterns = fields.get("rank_pattern"), fields.get("alpha_pattern")
-    are_numbers = _is_number(rank) and _is_number(alpha)
-    return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
+    _check_values(config)
+    return config
 
 
 def _check_kind(config: PeftConfig, saved: Collection[str]) -> None:
-    fields, plain = config.fields, "other adapters are not implemented; choose one without it"
+    """Raises UserError unless the adapter is a plain one that leaves its base unchanged."""
+    fields = config.fields
     if fields.get("peft_type") != "LORA":
-        raise config.error("peft_type", "'LORA'", plain)
+        raise config.error("peft_type", "'LORA'", _CHOOSE_ANOTHER)
     if fields["bias"] not in ("none", None):
-        raise config.error("bias", "'none'", plain)
-    of_gate_up = {"rank_pattern", "alpha_pattern"} if config.doubles_gate_up else set[str]()
-    whole = fields.get(MODULES_TO_SAVE)
-    is_saved = isinstance(whole, list) and all(module in saved for module in whole)
-    implemented = of_gate_up | ({MODULES_TO_SAVE} if is_saved else set())
+        raise config.error("bias", "'none'", _CHOOSE_ANOTHER)
+    whole, implemented = fields.get(MODULES_TO_SAVE), set[str]()
+    if config.doubles_gate_up:
+        implemented |= {"rank_pattern", "alpha_pattern"}
+    if isinstance(whole, list) and all(module in saved for module in whole):
+        implemented.add(MODULES_TO_SAVE)
     for name in _NOT_IMPLEMENTED:
         if fields.get(name) and name not in implemented:
-            raise config.error(name, "null, false or nothing in it", plain)
+            raise config.error(name, "null, false or nothing in it", _CHOOSE_ANOTHER)
     for name in sorted(fields.keys() - KNOWN_FIELDS):
         # Later versions of PEFT have more fields. As in those above, true or a non-empty object or
         # list turns a variant on; a number or a word is a setting of a variant.
         if fields[name] is True or (isinstance(fields[name], list | dict) and fields[name]):
-            raise config.error(name, "only fields that PEFT 0.21 has", plain)
+            raise config.error(name, "only fields that PEFT 0.21 has", _CHOOSE_ANOTHER)
     init = fields["init_lora_weights"]
-    is_kept = init.lower() in _INITS if isinstance(init, str) else init in (None, True, False)
-    if not is_kept or type(init) in (int, float):
+    if not (init is None or type(init) is bool or str(init).lower() in _INITS):
         raise config.error(
             "init_lora_weights",
             f"true, false or one of {', '.join(map(repr, _INITS))}, as all others of PEFT change the base",
@@ -195,20 +163,24 @@ def _check_kind(config: PeftConfig, saved: Collection[str]) -> None:
         )
 
 
-def _check_targets(config: PeftConfig) -> None:
-    advice = "save the adapter again"
+def _check_values(config: PeftConfig) -> None:
+    rank, alpha = config.fields["r"], config.fields["lora_alpha"]
+    if not _is_number(rank) or not float(rank).is_integer() or rank < 1:
+        raise config.error("r", "an integer above 0")
+    if not _is_number(alpha) or not 0 < alpha <= MOST_ALPHA:
+        raise config.error("lora_alpha", f"a number above 0 and up to {MOST_ALPHA:,}")
     for name in ("target_modules", "exclude_modules"):
         value = config.fields[name]
         if not (value is None or isinstance(value, str) or _all_are(str, value)):
-            raise config.error(name, "a list of names or a regular expression", advice)
+            raise config.error(name, "a list of names or a regular expression")
     parameters = config.fields[TARGET_PARAMETERS]
     if not (parameters is None or _all_are(str, parameters)):
-        raise config.error(TARGET_PARAMETERS, "a list of parameters' names", advice)
-    layers, pattern = (config.fields[x] for x in ("layers_to_transform", "layers_pattern"))
+        raise config.error(TARGET_PARAMETERS, "a list of parameters' names")
+    layers, pattern = config.fields["layers_to_transform"], config.fields["layers_pattern"]
     if not (layers is None or type(layers) is int or _all_are(int, layers)):
-        raise config.error("layers_to_transform", "a list of layers' numbers", advice)
+        raise config.error("layers_to_transform", "a list of layers' numbers")
     if layers not in (None, []) and pattern not in (None, "", [], "layers", ["layers"]):
-        raise config.error("layers_pattern", "'layers', as the models here have them", advice)
+        raise config.error("layers_pattern", "'layers', as the models here have them")
 
 
 def _ends(module: str, names: Iterable[str]) -> bool:

@@ -56,21 +56,20 @@ def parameter(module: str) -> str:
 
 def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
     """Returns the shapes of A and B for an adapter whose leaves are shapes."""
-    a, b = shapes.a, _parts(shapes)
     if not is_stack(module):
-        return (a[0], math.prod(a[1:])), (math.prod(b[0][:-1]), b[0][-1])
-    experts, rank, into = a
-    return (experts * rank, into), (sum(out for _, out, _ in b), rank * experts)
+        (rank, *into), (*out, _) = shapes.a, shapes.b
+        return (rank, math.prod(into)), (math.prod(out), rank)
+    experts, rank, into = shapes.a
+    return (experts * rank, into), (sum(out for _, out, _ in _parts(shapes)), rank * experts)
 
 
 def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
     """Returns A and B of an adapter of host arrays without padding."""
-    shapes = Adapter(adapter.a.shape, [b.shape for b in _parts(adapter)])
-    in_a, in_b = stored_shapes(module, shapes)
-    whole = _parts(adapter)[0]
-    if is_stack(module):
-        whole = np.concatenate(_parts(adapter), axis=1).transpose(1, 2, 0)
-    return adapter.a.reshape(in_a), whole.reshape(in_b)
+    if not is_stack(module):
+        rank = len(adapter.a)
+        return adapter.a.reshape(rank, -1), adapter.b.reshape(-1, rank)
+    whole = np.concatenate(_parts(adapter), axis=1).transpose(1, 2, 0)
+    return adapter.a.reshape(-1, adapter.a.shape[-1]), whole.reshape(len(whole), -1)
 
 
 def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> Adapter:

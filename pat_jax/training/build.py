@@ -20,10 +20,10 @@ from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import AdapterConfig, LoraConfig
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
+from pat_jax.models.adapted_modules import ALL_LINEAR
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.lora import Lora
-from pat_jax.models.lora_targets import ALL_LINEAR
 from pat_jax.models.policy import Policy
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
