@@ -51,6 +51,15 @@ def changed(**fields: Any) -> Callable[[Path], None]:
     return change
 
 
+def refused(adapter: Path, policy: Policy, words: str) -> str:
+    """The one sentence by which an adapter is refused."""
+    with pytest.raises(UserError) as error:
+        read_adapter(adapter, policy)
+    message = str(error.value)
+    assert words in message and "\n" not in message
+    return message
+
+
 def cut(adapter: Path) -> None:
     content = (adapter / ADAPTER_FILE).read_bytes()
     (adapter / ADAPTER_FILE).write_bytes(content[:-10])
@@ -101,9 +110,7 @@ def test_one_that_is_damaged_or_of_another_kind_is_refused(
     adapter: Path, damage: Callable[[Path], None], generated: str
 ):
     damage(adapter)
-    with pytest.raises(UserError) as error:
-        read_adapter(adapter, POLICY)
-    assert generated in str(error.value) and "\n" not in str(error.value)
+    refused(adapter, POLICY, generated)
 
 
 MOE = Policy.from_config(preset("tiny-moe", vocab_size=61))
@@ -188,9 +195,7 @@ def test_fields_of_experts_that_the_tensors_contradict_are_refused(
 ):
     of_experts(tmp_path)
     changed(**fields)(tmp_path / "moe")
-    with pytest.raises(UserError) as error:
-        read_adapter(tmp_path / "moe", MOE)
-    assert generated in str(error.value) and "\n" not in str(error.value)
+    refused(tmp_path / "moe", MOE, generated)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +215,15 @@ def test_tensors_beside_experts_are_refused_in_their_own_words(
     tensors = stored(tmp_path / "moe")
     tensors |= {f"{FIRST}.{module}.lora_{x}.weight": np.ones((4, 4), np.float32) for x in "AB"}
     restore(tmp_path / "moe", tensors)
-    with pytest.raises(UserError) as error:
-        read_adapter(tmp_path / "moe", MOE)
-    message = str(error.value)
-    assert f"it has an adapter of 'model.layers.0.{module}'" in message and generated in message
-    assert "\n" not in message and ". " not in message.removeprefix(str(tmp_path))
+    message = refused(tmp_path / "moe", MOE, generated)
+    assert f"it has an adapter of 'model.layers.0.{module}'" in message
+    assert ". " not in message.removeprefix(str(tmp_path))
 
 
 def test_one_of_experts_is_of_another_model_than_one_without(tmp_path: Path):
     of_experts(tmp_path)
-    with pytest.raises(UserError, match="is of another model than --model: it has an adapter of"):
-        read_adapter(tmp_path / "moe", POLICY)
+    words = "is of another model than --model: it has an adapter of"
+    refused(tmp_path / "moe", POLICY, words)
 
 
 NO_EFFECT = (
@@ -292,9 +295,8 @@ def test_the_layers_are_those_that_peft_chooses(
 
 @pytest.mark.parametrize("other", [{"embed_dim": 64}, {"num_layers": 1}, {"num_heads": 4}])
 def test_one_of_another_model_is_refused(adapter: Path, other: dict[str, int]):
-    with pytest.raises(UserError, match="is of another model than --model") as error:
-        read_adapter(adapter, Policy.from_config(replace(TINY, **other)))
-    assert "model.layers." in str(error.value) and "\n" not in str(error.value)
+    policy = Policy.from_config(replace(TINY, **other))
+    assert "model.layers." in refused(adapter, policy, "is of another model than --model")
 
 
 @pytest.mark.parametrize(
@@ -329,19 +331,15 @@ def restore(adapter: Path, tensors: dict[str, np.ndarray]) -> None:
     write_file(adapter / ADAPTER_FILE, shapes, np.dtype(np.float32), tensors.values())
 
 
-def test_the_name_that_peft_gives_an_adapter_in_memory_may_stand_in_its_tensors(adapter: Path):
-    tensors = stored(adapter)
-    restore(adapter, {x.replace(".weight", ".default.weight"): tensors[x] for x in tensors})
-    assert read_adapter(adapter, POLICY) == LORA
-    assert_same_bits(load_adapter(adapter, LORA), LORA.init(3))
+PREFIX = "base_model.model.model."
+NAMES = [(".weight", ".default.weight")]  # an adapter in PEFT's memory has a name
+NAMES += [(PREFIX, other) for other in ("model.", "", "base_model.model.", f"module.{PREFIX}")]
 
 
-@pytest.mark.parametrize(
-    "prefix", ["model.", "", "base_model.model.", "module.base_model.model.model."]
-)
-def test_the_prefix_of_peft_may_be_left_out_or_stand_behind_another(adapter: Path, prefix: str):
+@pytest.mark.parametrize(("part", "other"), NAMES)
+def test_tensors_may_have_other_names(adapter: Path, part: str, other: str):
     tensors = stored(adapter)
-    restore(adapter, {x.replace("base_model.model.model.", prefix): tensors[x] for x in tensors})
+    restore(adapter, {x.replace(part, other): tensors[x] for x in tensors})
     assert read_adapter(adapter, POLICY) == LORA
     assert_same_bits(load_adapter(adapter, LORA), LORA.init(3))
 
@@ -419,9 +417,7 @@ def test_tensors_that_peft_would_not_read_as_they_are_named_are_refused(
     tensors = stored(adapter)
     change(tensors)
     restore(adapter, tensors)
-    with pytest.raises(UserError) as error:
-        read_adapter(adapter, POLICY)
-    assert generated in str(error.value) and "another model" not in str(error.value)
+    assert "another model" not in refused(adapter, POLICY, generated)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
