@@ -6,7 +6,7 @@ is small, and trained as a whole beside them. Does not know how adapters are tra
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -209,9 +209,7 @@ class Lora:
         """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights. The leaves
         of a scalar head are taken as they are."""
         chosen, made = set(self.modules), Adapters()
-        leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
-        every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
-        for linear, leaf in zip(every, leaves, strict=True):
+        for linear, leaf in self._described(tree):
             if linear.module not in chosen:
                 continue
             adapter = describe(linear, leaf)
@@ -223,10 +221,12 @@ class Lora:
 
     def _head(self, tree: Params) -> Adapters:
         """Returns the leaves of a scalar head in a tree of the policy's parameters."""
-        leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
-        every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
-        pairs = zip(every, leaves, strict=True)
+        pairs = self._described(tree)
         return {linear.module: leaf for linear, leaf in pairs if linear.is_scalar_head}
+
+    def _described(self, tree: Params) -> Iterator[tuple[Linear, Any]]:
+        leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
+        return zip(jax.tree.leaves(linear_weights(self.policy)), leaves, strict=True)
 
 
 def _new(like: Adapter, init: Initializer, placed: Adapter, key: Array, number: int) -> Adapter:

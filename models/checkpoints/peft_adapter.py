@@ -181,14 +181,13 @@ def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
         )
     header = read_header(path)
     usual = usual_names(name.removeprefix(PREFIX) for name in header)
-    names = {name: PREFIX + _NAMED.sub("", usual[name.removeprefix(PREFIX)]) for name in header}
-    stored = {names[name]: tensor for name, tensor in header.items()}
+    stored = {
+        PREFIX + _NAMED.sub("", usual[name.removeprefix(PREFIX)]): tensor
+        for name, tensor in header.items()
+    }
     if not stored or len(stored) < len(header):
-        what = (
-            "no tensor"
-            if not stored
-            else f"the same tensors with and without '.default' or '{PREFIX}'"
-        )
+        twice = f"the same tensors with and without '.default' or '{PREFIX}'"
+        what = twice if stored else "no tensor"
         raise UserError(
             f"{path}: the file holds {what}, expected {A[1:]} and {B[1:]} of each layer; save the "
             "adapter again."
@@ -251,14 +250,10 @@ def _check_targets(config: PeftConfig, modules: Set[str], named: Set[str], polic
         expected = f"layers that {ADAPTER_FILE} has tensors of, and it has none of {missing[0]!r}"
     else:
         more = min(modules - targets)
-        field = TARGET_PARAMETERS if is_of_experts(policy, more) else "target_modules"
-        others = (
-            "" if field == TARGET_PARAMETERS else ", 'exclude_modules' and 'layers_to_transform'"
-        )
-        expected = (
-            f"{more!r} among the layers that it{others} {'choose' if others else 'chooses'}, as "
-            f"{ADAPTER_FILE} has tensors of it"
-        )
+        field, which = "target_modules", "it, 'exclude_modules' and 'layers_to_transform' choose"
+        if is_of_experts(policy, more):
+            field, which = TARGET_PARAMETERS, "it chooses"
+        expected = f"{more!r} among the layers that {which}, as {ADAPTER_FILE} has tensors of it"
     raise config.error(field, expected, "save the adapter again")
 
 
