@@ -25,9 +25,7 @@ class Row:
     where: str  # file, line and fields
     text: str  # its hash decides whether the row is held out
     prompt: PromptText | None
-    responses: Sequence[
-        PromptText
-    ]  # a problem has none, an example one, a pair chosen and rejected
+    responses: Sequence[PromptText]  # none of a problem, one of an example, two of a pair
     variables: Mapping[str, Any]  # of the chat template, besides those of every chat
 
     def messages(self, response: PromptText) -> Sequence[ChatMessage]:
