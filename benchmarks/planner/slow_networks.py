@@ -32,7 +32,7 @@ def update(data: Path, gigabits: int, fsdp_size: int) -> Update:
     asked = f"{ASKED} --target h100:{HOST}x2@{gigabits} --data {data} --fsdp_size {fsdp_size}"
     question = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
     workload = question.series.workload(question.lengths, 0)
-    updating = PlannedUpdate(question.build, data, (), question.options)
+    updating = PlannedUpdate(question.build, data, (), question.options.memory_options)
     return updating.of([workload], next(iter(question.build.layouts)))
 
 

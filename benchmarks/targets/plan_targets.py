@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from pat_jax.profiling.cross_compile.compile import DEPTHS, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target
+from tests.hlo_text import sent_by
 
 CASES = [
     (model, target)
@@ -111,13 +113,15 @@ def designed(model: ModelConfig, program: CompiledProgram, *, is_together: bool)
     return sent
 
 
-def switches(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str, Any]:
+def switches(
+    shallow: TargetBuild, programs: Sequence[CompiledProgram], texts: Path
+) -> dict[str, Any]:
     """Bytes that a device receives in each switch to a neighbour; by arithmetic what it lacks of
-    the weights there, none of them an expert's."""
-    found, weights = {}, here.memory.weights
+    the weights there, none of them an expert's. Of a model as deep as was compiled."""
+    found, weights = {}, shallow.memory.weights
     for one in programs:
         if one.name == "reshard" and one.target is not None:
-            received = sum(s.count * s.num_bytes * (1 - 1 / s.group) for s in one.collectives)
+            received = sum(s.num_bytes * (1 - 1 / s.group) for s in sent_by(texts, one))
             lacking = max(0, weights[one.target] - weights[one.split])
             found[f"{one.split} to {one.target}"] = {
                 "received_bytes": round(received),
@@ -126,8 +130,10 @@ def switches(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str
     return found
 
 
-def check(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str, Any]:
-    """What was asked of each layout, and what came out."""
+def check(
+    here: TargetBuild, shallow: ModelConfig, programs: Sequence[CompiledProgram], texts: Path
+) -> dict[str, Any]:
+    """What was asked of each layout, and what came out; a step of a model as deep as was compiled."""
     layouts, model, memory = {}, here.order.model, here.memory
     decoding = {x.split: x for x in programs if x.name == "decode" and not x.num_draft_tokens}
     ways = math.prod(expert_ways(here.layouts))
@@ -135,11 +141,9 @@ def check(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str, A
         decode = decoding[split]
         weights = weight_bytes(model, split.tp, ways)
         kv = kv_bytes(model, split, memory.pages[split], memory.page_size)
-        sent = Counter[tuple[str, int]]()
-        for one in decode.collectives:
-            if one.depth == 2:
-                sent[one.kind, round(one.num_bytes)] += one.count
-        designs = [designed(model, decode, is_together=x) for x in (True, False)]
+        step = [one for one in sent_by(texts, decode) if one.depth == 2]
+        sent = Counter((one.kind, one.num_bytes) for one in step)
+        designs = [designed(shallow, decode, is_together=x) for x in (True, False)]
         layouts[str(split)] = {
             "weights_gib": round(weights / 2**30, 3),
             "kv_gib": round(kv / 2**30, 3),
@@ -165,10 +169,15 @@ def processor_seconds() -> float:
 def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, config = Target.parse(target_name), run_config(args.sequences, args.length)
     here = by_arithmetic(Order.of(target, config, preset(model_name), DEPTHS[args.layers]))
+    model = replace(here.order.model, num_layers=here.order.depths[-1])
+    shallow = by_arithmetic(Order.of(target, config, model, DEPTHS["all"]))
     start, before = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        found = compile_for(here.order, progress=say, folder=Path(folder), texts=args.hlo)
-    seconds = time.perf_counter() - start
+        texts = args.hlo or Path(folder)
+        found = compile_for(here.order, progress=say, folder=Path(folder), texts=texts)
+        seconds = time.perf_counter() - start
+        layouts = check(here, model, found.programs, texts)
+        moved = switches(shallow, found.programs, texts)
     return {
         "model": model_name,
         "target": target_name,
@@ -181,8 +190,8 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
         "failed": {str(program): program.error for program in found.failed},
         "dropped": here.chain[1],
         "training_state_gib": round(here.memory.resident / 2**30, 3),
-        "layouts": check(here, found.programs),
-        "switches": switches(here, found.programs),
+        "layouts": layouts,
+        "switches": moved,
     }
 
 

@@ -12,7 +12,6 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.profiling.capacity.resting_report import RoleMemory
 from pat_jax.profiling.capacity.role_passes import RolePasses
 from pat_jax.profiling.capacity.update_batches import Packed
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.training.roles import Roles
@@ -28,7 +27,6 @@ class OtherRoles:
 
     built: TargetBuild
     data: Path | None  # a folder with kernel tables
-    programs: Sequence[CompiledProgram]  # of all roles; empty: nothing was compiled
 
     @cached_property
     def roles(self) -> Roles:
@@ -64,9 +62,7 @@ class OtherRoles:
         Args:
           held: its parameters.
         """
-        own = [program for program in self.programs if program.role == name]
-        is_frozen = name in self.roles.readers
-        return RolePasses(self.built, held, self.data, own, is_frozen)
+        return RolePasses(self.built, held, self.data, name in self.roles.readers)
 
     def memory(self) -> Iterator[RoleMemory]:
         """Yields the memory of every role on a device, whether or not it rests."""

@@ -212,5 +212,5 @@ def _notes(
     if depths and costs.drafts.exit_layer >= depths[0]:
         yield (
             f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers say "
-            "drafts: what they send and compute lacks the others (--layers all has them)."
+            "drafts: what they take lacks the others (--layers all has them)."
         )

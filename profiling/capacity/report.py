@@ -27,7 +27,7 @@ KINDS = {  # the tasks of a layout, and the programs for each
     "training": ("predict", "grad", "apply"),  # in one layout, whatever the rollout is in
 }
 SOURCES = {
-    "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",
+    "compiler": "as the target's own compiler made them; GPU autotuning is off",
     "arithmetic": "shapes and shardings of the engine, nothing compiled",
 }
 

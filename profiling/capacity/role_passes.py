@@ -1,10 +1,10 @@
 """Predicts the passes of one role over an iteration's micro-batches, on a target.
 
-Knows one model, and what a compiler made of its programs. Does not know what the passes are for.
+Knows one model. Does not know what the passes are for.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import most_exchanged
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.capacity.update_batches import Packed
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.sources import kernels_for
@@ -42,7 +41,6 @@ class RolePasses:
     built: TargetBuild
     held: TrainableParams
     data: Path | None  # a folder with kernel tables
-    programs: Sequence[CompiledProgram]  # of this role; empty: nothing was compiled
     is_frozen: bool = False  # whether the options of updates are not for this role
 
     @property
@@ -98,11 +96,11 @@ class RolePasses:
 
     def predictions(self, packed: Packed) -> Seconds:
         """Seconds of one forward pass over all micro-batches."""
-        return self._pass("predict", packed)
+        return self._pass(self.work.scores, packed)
 
     def gradients(self, packed: Packed) -> Seconds:
         """Seconds of all forward and backward passes of an iteration."""
-        return self._pass("grad", packed).times(self.run.algorithm.num_iterations)
+        return self._pass(self.work.gradients, packed).times(self.run.algorithm.num_iterations)
 
     def apply(self, trainer: Trainer) -> Seconds:
         """Seconds of all optimizer steps of an iteration.
@@ -112,34 +110,16 @@ class RolePasses:
         """
         return self.times.seconds(self._apply(trainer)).times(self.run.updates_per_step)
 
-    def find(self, name: str) -> CompiledProgram | None:
-        return next((p for p in self.programs if p.name == name and not p.error), None)
-
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
         """Returns the tokens and attended pairs of a micro-batch that one device has."""
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
-    def _pass(self, name: str, packed: Packed) -> Seconds:
+    def _pass(self, work_of: Callable[[Rows], Work], packed: Packed) -> Seconds:
         spent = Seconds()
         for shape, pairs in zip(packed.shapes, packed.pairs, strict=True):
             rows = self.rows(shape, pairs)
-            spent += self.times.seconds(self._work(name, rows), rows.tokens)
+            spent += self.times.seconds(work_of(rows), rows.tokens)
         return spent
-
-    def _work(self, name: str, rows: Rows) -> Work:
-        of = self.work.gradients if name == "grad" else self.work.scores
-        work, program = of(rows), self.find(name)
-        if program is None:
-            return work
-        if self.model.experts:
-            return replace(work, sent=program.collectives)
-        most = of(self.rows(self.shapes[-1]))
-        return replace(  # a compiler's counts lack kernels of attention
-            work,
-            flops=program.flops * work.flops / most.flops,
-            num_bytes=moved_bytes(program) * work.num_bytes / most.num_bytes,
-            sent=program.collectives,
-        )
 
     def _sums_of_groups(self, gradients: int) -> Iterator[Collective]:
         """The sum of gradients over FSDP groups, once for each optimizer step.
@@ -157,21 +137,10 @@ class RolePasses:
         params = shard_bytes(trainer.abstract_params)
         optimizer = shard_bytes(trainer.state_in_a_step) - params
         gradients = shard_bytes(trainer.trained.abstract_gradients)
-        by_hand = apply_work(
+        return apply_work(
             params,
             gradients,
             optimizer,
             offloaded=fetched_bytes(trainer),
             sent=tuple(self._sums_of_groups(gradients)),
         )
-        program = self.find("apply")
-        if program is None:
-            return by_hand
-        # A program of its own writes zeros: too small to be compiled for a plan.
-        num_bytes = moved_bytes(program) + gradients
-        return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
-
-
-def moved_bytes(program: CompiledProgram) -> float:
-    """Bytes that a program reads and writes outside of products."""
-    return program.bytes_accessed - program.product_bytes

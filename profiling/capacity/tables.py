@@ -12,8 +12,6 @@ from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemor
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
-IN_A_STEP = 2  # number of loops around a decode step
-
 
 def memory(report: PlanReport) -> Table:
     layouts, is_compiled = report.memory.layouts, report.memory.source == "compiler"
@@ -36,33 +34,6 @@ def compiles(report: PlanReport) -> Table:
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
     return Table(["layout", *next(iter(found.values()))], rows)
-
-
-def sent(report: PlanReport) -> Table:
-    rows = []
-    for program in report.programs:
-        if program.name == "decode" and not program.error:
-            layout = str(program.split) + ", drafts" * (program.num_draft_tokens > 0)
-            found = [x for x in program.collectives if x.depth >= IN_A_STEP and x.group > 1]
-            cells = [[x.kind, x.count, x.group, x.num_bytes] for x in found]
-            rows += [[layout, *x] for x in cells or [["nothing", None, None, None]]]
-    return Table(["layout", "kind", "times", "devices", "bytes each"], rows)
-
-
-def between_hosts(report: PlanReport) -> Table:
-    """The bytes that each program sends over the links between hosts."""
-    subject = report.subject
-    per_host = subject.num_devices // subject.num_hosts
-    rate = 1e9 * float(subject.chip["network GB/s of a device"])
-    rows = []
-    for program in report.programs:
-        inside = IN_A_STEP if program.name == "decode" else 0
-        crossing = [x for x in program.collectives if x.depth >= inside and x.hosts > 1]
-        num_bytes = sum(each.leaving(per_host) for each in crossing)
-        if num_bytes:
-            run = "step" if inside else "run"
-            rows.append([str(program), run, num_bytes / 2**20, 1e3 * num_bytes / per_host / rate])
-    return Table(["program", "of a", "MiB leave a host", "ms at the links' rate"], rows)
 
 
 def steps(times: StepTimes) -> Iterator[Table]:

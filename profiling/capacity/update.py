@@ -1,8 +1,7 @@
 """Predicts the update of an iteration on a target: its seconds, its memory, its utilisation.
 
-The trainer's own code packs the batches from the replayed lengths. The work of a program is counted
-in what the target's compiler made of it for the largest micro-batch; without compilation it is
-arithmetic. Smaller micro-batches scale that work by arithmetic.
+The trainer's own code packs the batches from the replayed lengths. The work of a program is
+arithmetic; the memory that it takes is its compiler's, if it was compiled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.other_roles import OtherRoles
-from pat_jax.profiling.capacity.role_passes import RolePasses, moved_bytes
+from pat_jax.profiling.capacity.role_passes import RolePasses
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.capacity.update_needs import most_needed
 from pat_jax.profiling.capacity.update_report import Batches, Update
@@ -28,7 +27,7 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds
-from pat_jax.profiling.predict.update_work import UpdateWork, Work, checksum_work, transfer_work
+from pat_jax.profiling.predict.update_work import UpdateWork, checksum_work, transfer_work
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import shares_prompts
@@ -68,7 +67,6 @@ class PlannedUpdate:
             self.trainer.layout.split,
             self.work.fsdp,
             self._predicting,
-            "compiler" if self.passes.find("grad") else "arithmetic",
             self._batches(lengths, packed),
             scoring,
             gradients,
@@ -115,11 +113,6 @@ class PlannedUpdate:
         layout, platform = self.trainer.layout, self.built.order.target.chip.platform
         if form := form_of_update(self.run.experts, experts, layout, platform, tokens):
             yield f"{form[0].upper()}{form[1:]}."
-        if self.built.order.model.experts and self.passes.find("grad"):
-            yield (
-                "What an update's experts compute depends on its tokens, and no compiler counts it: operations "
-                "and bytes of its passes are arithmetic."
-            )
         yield "Reward functions, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
@@ -137,12 +130,11 @@ class PlannedUpdate:
     @cached_property
     def passes(self) -> RolePasses:
         """The passes of the policy."""
-        own = [program for program in self.programs if not program.role]
-        return RolePasses(self.built, self.trainer.trained, self.data, own)
+        return RolePasses(self.built, self.trainer.trained, self.data)
 
     @cached_property
     def others(self) -> OtherRoles:
-        return OtherRoles(self.built, self.data, self.programs)
+        return OtherRoles(self.built, self.data)
 
     @property
     def work(self) -> UpdateWork:
@@ -150,15 +142,10 @@ class PlannedUpdate:
 
     def transfer(self, target: Split) -> Seconds:
         """Seconds of transfer and checksums."""
-        # The program for the layout with the least TP stands for those that were not compiled:
-        # weights are gathered before they are cut.
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)
         work = transfer_work(params, weights[source], weights[target], self.work.fsdp)
-        ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
-        if program := ends.get(target) or ends.get(source):
-            work = Work(num_bytes=moved_bytes(program), sent=program.collectives)
         return self.passes.times.seconds(work) + self.passes.times.seconds(
             checksum_work(params, weights[target])
         )

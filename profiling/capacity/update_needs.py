@@ -44,8 +44,8 @@ def most_needed(
     for trainer in built.whole.trained:
         role = "" if trainer.name == POLICY else CRITIC
         own = [program for program in programs if program.role == role]
-        passes = policy if not role else replace(policy, held=trainer.trained, programs=own)
-        found.append(_memory(built, trainer, passes, options, target))
+        passes = replace(policy, held=trainer.trained) if role else policy
+        found.append(_memory(built, trainer, passes, own, options, target))
     return max(found, key=lambda memory: memory.total)
 
 
@@ -53,6 +53,7 @@ def _memory(
     built: TargetBuild,
     trainer: Trainer,
     passes: RolePasses,
+    programs: Sequence[CompiledProgram],
     options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
@@ -61,7 +62,7 @@ def _memory(
     added = shard_bytes(trainer.trained.abstract_gradients)
     taken = {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
-        for p in passes.programs
+        for p in programs
         if not p.error and (p.name != "transfer" or p.target == target)
     }
     is_least = not any(key.name == "grad" for key in taken)

@@ -4,7 +4,6 @@ Knows numbers and their sources. Does not know how they were found.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.update_times import Seconds
@@ -63,7 +62,6 @@ class Update:
     split: Split
     fsdp: int  # devices that parameters are split over
     scored: tuple[str, ...]  # policies whose log-probabilities are taken before the first step
-    source: Literal["compiler", "arithmetic"]  # of operations, bytes and collectives
     batches: Batches
     scoring: Seconds
     gradients: Seconds

@@ -8,10 +8,9 @@ what libraries print goes to standard error.
 import hashlib
 import json
 import os
-import re
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -25,14 +24,12 @@ from jax.experimental import topologies
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
-from pat_jax.profiling.cross_compile import hlo, hlo_costs
-from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram, merged, together
-from pat_jax.profiling.cross_compile.hlo import collectives, loop_trips
+from pat_jax.profiling.cross_compile import compiled as records
+from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram, together
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, check
 from pat_jax.profiling.predict.targets import Target
 
-STEP_LOOPS = 2  # around a decode step, see engine/device/decode/decode.py
 LONGEST_ERROR = 600  # characters
 
 
@@ -69,22 +66,21 @@ class Compiler:
     kept: Path  # folder of records, by content
     machine: str  # all that a record depends on besides the program
     texts: Path | None = None  # folder for compiled programs as text; with it nothing is looked up
-    per_host: int = 0  # devices that fast links join; 0: all
     # Only the first of equal programs is compiled; the others take its record.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
     def run(self, job: CompileJob) -> CompiledProgram:
         try:
-            parts = [self._part(job, lower()) for lower in job.parts]
+            parts = [self._part(job, i, lower()) for i, lower in enumerate(job.parts)]
         except Exception as error:  # of any kind: that it does not compile is a result
             return replace(job.record, error=sentence_of(error))
         return together(parts)
 
-    def _part(self, job: CompileJob, lowered: jax.stages.Lowered) -> CompiledProgram:
+    def _part(self, job: CompileJob, number: int, lowered: jax.stages.Lowered) -> CompiledProgram:
         text = f"{self.machine}\n{job.record.name}\n{lowered.as_text()}"
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         with self.locks[name]:
-            return self._found(job, self.kept / f"{name}.json", lowered)
+            return self._found(job, number, self.kept / f"{name}.json", lowered)
 
     def _kept(self, path: Path) -> CompiledProgram | None:
         """The record in a file; None if the file is damaged: then the program is compiled again."""
@@ -94,16 +90,19 @@ class Compiler:
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
-    def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
+    def _found(
+        self, job: CompileJob, number: int, path: Path, lowered: jax.stages.Lowered
+    ) -> CompiledProgram:
         found = self._kept(path) if path.is_file() and self.texts is None else None
         if found is not None:
             own = (*IDENTITY, "layers", "compiled_layers")
             return replace(found, **{name: getattr(job.record, name) for name in own})
         start = time.perf_counter()
         compiled = lowered.compile()
-        record = _described(job.record, compiled, self.per_host)
+        record = _described(job.record, compiled)
         if self.texts is not None:
-            name = f"{record}_{record.layers}_{path.stem[:6]}.txt".replace(" ", "_")
+            # Equal parts of one program have a text each.
+            name = f"{record}_{record.layers}_{number}_{path.stem[:6]}.txt".replace(" ", "_")
             (self.texts / name).write_text(compiled.as_text() or "", encoding="utf-8")
         record = replace(record, compile_s=round(time.perf_counter() - start, 2))
         partial = path.with_suffix(f".{os.getpid()}")  # another plan may write the same one
@@ -112,29 +111,15 @@ class Compiler:
         return record
 
 
-def _described(
-    record: CompiledProgram, program: jax.stages.Compiled, per_host: int
-) -> CompiledProgram:
-    text, memory = program.as_text() or "", program.memory_analysis()
+def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
+    memory = program.memory_analysis()
     assert memory is not None  # both compilers report it
-    is_burst = record.name == "decode"
-    trips = None if is_burst else loop_trips(text)
-    every = collectives(text, trips=trips, per_host=per_host)
-    # The group of a permutation is the number of its pairs.
-    sent = (c for c in every if c.group > 1 or c.kind == "collective-permute")
-    counted = hlo_costs.count(text, inside=STEP_LOOPS if is_burst else 0)
-    called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     return replace(
         record,
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
-        flops=counted.flops,
-        bytes_accessed=counted.num_bytes,
-        product_bytes=counted.product_bytes,
-        collectives=merged(sent),
-        kernels=tuple(sorted(called.items())),
     )
 
 
@@ -163,17 +148,15 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])
     texts = content["texts"] and Path(content["texts"])
-    target = order.target
-    per_host = target.devices_per_host if target.num_hosts > 1 else 0
-    compiler = Compiler(Path(content["kept"]), machine, texts, per_host)
+    compiler = Compiler(Path(content["kept"]), machine, texts)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
             write_line(lines, program=future.result().to_json(), jobs=len(jobs))
 
 
 def _reading() -> str:
-    """A hash of the code that reads programs: records made by other code are not found."""
-    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
+    """A hash of the code that describes programs: records made by other code are not found."""
+    files = (Path(name) for name in (__file__, records.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

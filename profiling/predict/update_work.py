@@ -52,27 +52,11 @@ KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 class Collective(NamedTuple):
     """A collective of a program, and how often it occurs."""
 
-    kind: str  # all-reduce, all-gather, all-to-all, ragged-all-to-all, reduce-scatter, collective-permute …
+    kind: str  # all-reduce, all-gather, all-to-all, ragged-all-to-all or reduce-scatter
     num_bytes: float  # of its result, on one device
-    group: int  # devices of a group; for a permutation, the number of pairs
-    depth: int = 0  # number of loops around it; 2 inside a decode step
-    count: int = 1  # in one run; for `decode`, in one trip of each loop
+    group: int  # devices of a group
+    count: int = 1  # in one run
     hosts: int = 1  # over which a group is spread
-
-    def leaving(self, per_host: int) -> float:
-        """The least bytes that have to leave each host, for all of its devices together.
-
-        Data that the devices of a host share is sent once: they sum before, and gather after.
-        """
-        if self.hosts == 1:
-            return 0.0
-        if self.kind == "collective-permute":  # it is not known how many pairs cross hosts
-            return float(self.count * self.num_bytes * per_host)
-        members = self.group / self.hosts  # of a group, on a host
-        times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
-        times["ragged-all-to-all"] = members
-        sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
-        return self.count * sent * per_host / members
 
 
 @dataclass(frozen=True)

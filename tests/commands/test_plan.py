@@ -24,7 +24,6 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.sources import RANGES
-from pat_jax.profiling.predict.update_work import Collective
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]
@@ -44,7 +43,6 @@ def compilation(*, refused: Split | None = None) -> Compilation:
     splits = tuple(Split(8 // tp, tp) for tp in (1, 2, 4, 8))
     programs = []
     for split in splits:
-        sums = (Collective("all-reduce", 8192, split.tp, 2, 65),) if split.tp > 1 else ()
         error = "too much scalar memory" if split == refused else None
         whole = {"layers": 32, "compiled_layers": (2, 4), "argument_bytes": GIB}
         programs.append(
@@ -54,7 +52,6 @@ def compilation(*, refused: Split | None = None) -> Compilation:
                 rows=8,
                 length=5120,
                 temp_bytes=GIB // 4,
-                collectives=sums,
                 compile_s=1.5,
                 error=error,
                 **whole,
@@ -290,8 +287,6 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
     first, second, *_ = report.memory.layouts
     assert first.programs == second.programs == GIB  # of the others it is not known
-    told = plan_text(report)
-    assert "dp8tp1, drafts" in told
     broken = replace(verifying, error="too much scalar memory")
     report = made(replace(known, programs=(*known.programs, broken)), source="auto")
     assert "decode with drafts does not compile: too much" in report.memory.layouts[0].refusal

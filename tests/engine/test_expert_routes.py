@@ -32,7 +32,6 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
@@ -41,6 +40,7 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
+from tests.hlo_text import collectives
 from tests.lossless import CARRIES, EOS_IDS, EXPERTS, Settings, Subject, tally
 from tests.near_ties import NEAR_TIE, Decisions, Tally, check_lossless, compare
 

@@ -17,9 +17,8 @@ from pat_jax.layout.backend import Backend
 from pat_jax.layout.layout import Layout
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.hlo import called, collectives, computations
-from pat_jax.profiling.predict.update_work import Collective
 from pat_jax.programs.programs import Key, ProgramTable
+from tests.hlo_text import Sent, called, collectives, computations
 from tests.lossless import MODELS
 
 
@@ -46,7 +45,7 @@ def programs(
     return found
 
 
-def received(one: Collective) -> float:
+def received(one: Sent) -> float:
     """Bytes that come from other devices, of an all-to-all or all-gather."""
     return one.num_bytes * (one.group - 1) / one.group
 

@@ -4,24 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth, together
-from pat_jax.profiling.predict.update_work import Collective
 
-NUMBERS = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "flops", "bytes_accessed")
+NUMBERS = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes")
 counts = st.integers(0, 2**40)
-sents = st.builds(
-    Collective,
-    st.sampled_from(["all-reduce", "all-gather"]),
-    st.integers(1, 2**30),
-    st.sampled_from([2, 8]),
-    st.integers(0, 2),
-    st.integers(1, 9),
-)
 splits = st.builds(Split, st.sampled_from([1, 2, 8]), st.sampled_from([1, 4]))
 programs = st.builds(
     CompiledProgram,
@@ -33,8 +23,6 @@ programs = st.builds(
     layers=st.just(2),
     compiled_layers=st.just((2,)),
     **dict.fromkeys(NUMBERS, counts),
-    collectives=st.lists(sents, max_size=4).map(tuple),
-    kernels=st.lists(st.tuples(st.text(max_size=3), st.integers(1, 9)), max_size=2).map(tuple),
     error=st.none() | st.text(max_size=5),
 )
 
@@ -45,16 +33,13 @@ def test_a_record_is_the_same_after_a_file(program: CompiledProgram):
 
 
 def of_depth(layers: int, slope: Mapping[str, int], base: Mapping[str, int]) -> CompiledProgram:
-    """A program whose numbers are affine: two sums a layer and one more, one gather."""
-    sums = Collective("all-reduce", 4096, 8, 2, 2 * layers + 1)
+    """A program whose numbers are affine."""
     return CompiledProgram(
         "decode",
         Split(1, 8),
         layers=layers,
         compiled_layers=(layers,),
         **{name: base[name] + layers * slope[name] for name in NUMBERS},  # pyright: ignore[reportArgumentType]
-        collectives=(Collective("all-gather", 77, 8, 2, 1), sums),
-        kernels=(("attention", layers),),
     )
 
 
@@ -66,22 +51,7 @@ def test_numbers_that_are_affine_in_the_layers_come_out_exactly(slope, base, lay
     known = [of_depth(n, slope, base) for n in (4, 2)]
     found, right = at_depth(known, layers), of_depth(layers, slope, base)
     assert found.is_extrapolated == (layers != 4) and not right.is_extrapolated
-    same = {"compiled_layers": (2, 4), "flops": 0.0, "bytes_accessed": 0.0}
-    if layers != 4:
-        assert replace(found, **same) == replace(right, **same)
-    assert found.flops == pytest.approx(right.flops)
-    assert found.bytes_accessed == pytest.approx(right.bytes_accessed)
-
-
-def test_collectives_put_into_one_by_the_compiler_keep_their_bytes():
-    def program(layers: int, *sent: Collective) -> CompiledProgram:
-        return CompiledProgram("transfer", Split(8, 1), layers=layers, collectives=sent)
-
-    gather = ("all-gather", 8, 0)
-    small = program(2, Collective(gather[0], 300, 8, 0, 1))
-    large = program(4, Collective(gather[0], 250, 8, 0, 2))
-    (found,) = at_depth([small, large], 6).collectives
-    assert found.count == 3 and abs(3 * found.num_bytes - (300 + 2 * 200)) < 3  # one number for all
+    assert found == (replace(right, compiled_layers=(2, 4)) if layers != 4 else right)
 
 
 def test_an_error_at_any_depth_is_the_error():
@@ -97,6 +67,4 @@ def test_parts_that_run_in_turn_add_up_but_share_temporaries(
     both = together([a, b])
     assert both.argument_bytes == a.argument_bytes + b.argument_bytes
     assert both.temp_bytes == max(a.temp_bytes, b.temp_bytes)
-    sent = sum(s.num_bytes * s.count for p in (a, b) for s in p.collectives)
-    assert sum(s.num_bytes * s.count for s in both.collectives) == sent
     assert both.error == (a.error or b.error or None)

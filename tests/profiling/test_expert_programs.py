@@ -1,6 +1,7 @@
 """Programs of models with experts, compiled for machines that are not there: what they send."""
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -15,10 +16,10 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.model_sizes import expert_weights, num_weights
 from pat_jax.profiling.predict.targets import Target
+from tests.hlo_text import Sent, sent_by
 
 TARGETS = [pytest.param(x, marks=pytest.mark.cross_compile) for x in ("v5e:2x4", "h100:8")]
 # Experts so wide that a device's two of one matrix are more than twice all else in float32.
@@ -51,27 +52,29 @@ CONFIG = RunConfig(
 )
 
 
+Found = tuple[TargetBuild, Compilation, Path]  # the folder has the programs' texts
+
+
 @cache
 def compiled(
     text: str, folder: Path, model: ModelConfig = MODEL, config: RunConfig = CONFIG
-) -> tuple[TargetBuild, Compilation]:
+) -> Found:
     order = Order.of(Target.parse(text), config, model, (0,))
-    return by_arithmetic(order), compile_for(order, folder=folder)
+    texts = folder / f"texts-{text}"
+    texts.mkdir()
+    return by_arithmetic(order), compile_for(order, folder=folder, texts=texts), texts
 
 
 @pytest.fixture(params=TARGETS)
-def found(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TargetBuild, Compilation]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     return compiled(request.param, tmp_path_factory.getbasetemp())
 
 
-def sent_bytes(program: CompiledProgram, depth: int | None = None) -> dict[str, float]:
-    """Bytes of the results of all collectives of a kind; those in so many loops alone, where given."""
-    sent: defaultdict[str, float] = defaultdict(float)
-    for one in program.collectives:
-        if depth in (None, one.depth):
-            sent[one.kind] += one.count * one.num_bytes
+def sent_bytes(every: Sequence[Sent]) -> dict[str, int]:
+    """Bytes of the results of all collectives of a kind."""
+    sent: Counter[str] = Counter()
+    for one in every:
+        sent[one.kind] += one.num_bytes
     return dict(sent)
 
 
@@ -105,9 +108,9 @@ def test_experts_are_wider_than_all_else_together():
 
 @pytest.mark.timeout(1500)
 def test_everything_compiles_and_a_device_holds_what_is_computed(
-    found: tuple[TargetBuild, Compilation],
+    found: Found,
 ):
-    here, compilation = found
+    here, compilation, _ = found
     assert [(str(program), program.error) for program in compilation.failed] == []
     decoding = {x.split: x for x in compilation.programs if x.name == "decode"}
     assert len(decoding) == 4 and decoding.keys() == here.layouts.keys()
@@ -117,8 +120,8 @@ def test_everything_compiles_and_a_device_holds_what_is_computed(
 
 
 @pytest.mark.timeout(1500)
-def test_a_layer_of_experts_gathers_once_and_scatters_once(found: tuple[TargetBuild, Compilation]):
-    check_steps(MODEL, found[1])
+def test_a_layer_of_experts_gathers_once_and_scatters_once(found: Found):
+    check_steps(MODEL, found[1], found[2])
 
 
 @pytest.mark.cross_compile
@@ -127,20 +130,20 @@ def test_a_layer_of_experts_gathers_once_and_scatters_once(found: tuple[TargetBu
 def test_bigmac_sends_the_numbers_that_its_experts_see(target: str, tmp_path: Path):
     """Of a row a quarter is gathered, scattered and summed."""
     assert BIGMAC.expert_embed_dim == BIGMAC.embed_dim // 4
-    check_steps(BIGMAC, compiled(target, tmp_path, BIGMAC, replace(CONFIG, train=False))[1])
+    _, compilation, texts = compiled(target, tmp_path, BIGMAC, replace(CONFIG, train=False))
+    check_steps(BIGMAC, compilation, texts)
 
 
-def check_steps(model: ModelConfig, compilation: Compilation) -> None:
+def check_steps(model: ModelConfig, compilation: Compilation, texts: Path) -> None:
     """Each layout's decode step sends what `step_bytes` counts, in as few collectives as there can
     be."""
     steps = [program for program in compilation.programs if program.name == "decode"]
     assert len(steps) > 2
     for program in steps:
         split = program.split
-        assert sent_bytes(program, depth=2) == step_bytes(model, split, program.rows)
-        counts: Counter[str] = Counter()
-        for one in program.collectives:
-            counts[one.kind] += one.count * (one.depth == 2)
+        step = [one for one in sent_by(texts, program) if one.depth == 2]
+        assert sent_bytes(step) == step_bytes(model, split, program.rows)
+        counts = Counter(one.kind for one in step)
         # With the rows go two small arrays; a compiler may make one gather of all.
         assert (split.dp > 1) + (split.tp > 1) <= counts["all-gather"] <= 3 + (split.tp > 1)
         assert counts["reduce-scatter"] == (split.dp > 1)
@@ -148,19 +151,19 @@ def check_steps(model: ModelConfig, compilation: Compilation) -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_no_switch_and_no_transfer_moves_an_expert(found: tuple[TargetBuild, Compilation]):
-    here, compilation = found
+def test_no_switch_and_no_transfer_moves_an_expert(found: Found):
+    here, compilation, texts = found
     weights = here.memory.weights
     of_switch = {(x.split, x.target): x for x in compilation.programs if x.name == "reshard"}
     for narrow, wide in pairwise(here.layouts):
         up, down = of_switch[narrow, wide], of_switch[wide, narrow]
         for program in (up, down):  # nor does one have any
             assert program.argument_bytes + program.output_bytes < SHARD_BYTES
-        assert up.collectives == ()
-        received = sum(x.count * x.num_bytes * (1 - 1 / x.group) for x in down.collectives)
+        assert sent_by(texts, up) == []
+        received = sum(x.num_bytes * (1 - 1 / x.group) for x in sent_by(texts, down))
         assert received == weights[narrow] - weights[wide] > 0
     transfers = [x for x in compilation.programs if x.name == "transfer"]
     assert len(transfers) == 2
     for program in transfers:
         assert program.argument_bytes > expert_weights(MODEL) // 8
-        assert 0 < sum(sent_bytes(program).values()) < SHARD_BYTES
+        assert 0 < sum(x.num_bytes for x in sent_by(texts, program)) < SHARD_BYTES

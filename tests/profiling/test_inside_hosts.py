@@ -28,7 +28,7 @@ def asked(options: str) -> Question:
 
 
 def updating(question: Question) -> PlannedUpdate:
-    return PlannedUpdate(question.build, None, (), question.options)
+    return PlannedUpdate(question.build, None, (), question.options.memory_options)
 
 
 def told(options: str) -> list[str]:

@@ -15,10 +15,10 @@ from trainers import CONFIG, POLICY, host_weights, make_trainer
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key
 from pat_jax.training.carrier import Carrier, carriers, copied_inside, is_whole_in_each_process
 from pat_jax.training.trainer import Trainer
+from tests.hlo_text import collectives
 
 
 def chain(devices: slice) -> dict[Split, Layout]:

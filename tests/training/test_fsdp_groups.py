@@ -26,10 +26,9 @@ from trainers import (
 from pat_jax.common.rules import OptionError
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
-from pat_jax.profiling.cross_compile.hlo import collectives
-from pat_jax.profiling.predict.update_work import Collective
 from pat_jax.programs.programs import Key
 from pat_jax.training.trainer import Trainer
+from tests.hlo_text import Sent, collectives
 
 
 def trainer_in(layout: Layout, **options: Any) -> Trainer:
@@ -63,7 +62,7 @@ def test_an_update_is_that_of_a_single_device(size: int):
     assert min(np.abs(x).max() for x in jax.tree.leaves(moved)) > 1e-4
 
 
-def sent(trainer: Trainer, key: Key) -> list[Collective]:
+def sent(trainer: Trainer, key: Key) -> list[Sent]:
     """What a program sends if four devices are a host."""
     compile_named(trainer, key.name)
     return collectives(trainer.programs[key].as_text(), per_host=4)

@@ -1,9 +1,12 @@
-"""What the text of a compiled program says it sends: bytes, trips of loops, and each collective once."""
+"""Reading compiled programs: what they send, how often loops run, which products count."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pat_jax.profiling.cross_compile.hlo import collectives, loop_trips
-from pat_jax.profiling.predict.update_work import Collective
+from tests.hlo_text import Sent, collectives, flops
 
 GROUPS = "channel_id=1, replica_groups={{0,1,2,3}}"
 
@@ -14,7 +17,7 @@ def module(*lines: str, others: str = "") -> str:
 
 
 def found(text: str) -> list[tuple[str, float, int, int]]:
-    every = collectives(text, trips=loop_trips(text))
+    every = collectives(text, in_loops=True)
     return [(each.kind, each.num_bytes, each.group, each.count) for each in every]
 
 
@@ -89,9 +92,9 @@ def test_a_permutation_crosses_where_a_pair_does(pairs, hosts):
     ],
 )
 def test_what_leaves_a_host(kind, num_bytes, group, expected):
-    assert Collective(kind, num_bytes, group, 0, 1, hosts=2).leaving(4) == expected
-    assert Collective(kind, num_bytes, group, 0, 3, hosts=2).leaving(4) == 3 * expected
-    assert Collective(kind, num_bytes, group, 0, 1).leaving(4) == 0
+    assert Sent(kind, num_bytes, group, 0, 1, hosts=2).leaving(4) == expected
+    assert Sent(kind, num_bytes, group, 0, 3, hosts=2).leaving(4) == 3 * expected
+    assert Sent(kind, num_bytes, group, 0, 1).leaving(4) == 0
 
 
 LOOPS = """
@@ -114,7 +117,6 @@ LOOPS = """
 def test_what_is_in_loops_is_sent_as_often_as_they_run():
     line = 'ROOT %v = (s32[]) while(%x), condition=%cond.1, body=%body.1, backend_config={"known_trip_count":{"n":"5"}}'
     text = module(line, others=LOOPS)
-    assert loop_trips(text) == {"body.1": 5, "body.2": 3}
     assert found(text) == [("all-gather", 32, 4, 5), ("all-reduce", 16, 4, 15)]
     once = [(each.kind, each.depth, each.count) for each in collectives(text)]
     assert once == [("all-gather", 1, 1), ("all-reduce", 2, 1)]
@@ -157,3 +159,91 @@ def test_a_sum_of_which_a_fusion_keeps_a_part_is_scattered():
     """As libtpu 0.0.52 writes it of many rows."""
     line = "ROOT %f = bf16[4,8]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.clone.1"
     assert found(module(line, others=SCATTERED)) == [("reduce-scatter", 64, 4, 1)]
+
+
+LOOP = """
+HloModule jit_run, is_scheduled=true
+
+%body.1 (carry.1: (s32[], bf16[16,16])) -> (s32[], bf16[16,16]) {
+  %carry.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) parameter(0)
+  %by.1 = s32[]{:T(128)} constant(STEP)
+  %at.1 = s32[]{:T(128)} get-tuple-element(%carry.1), index=0
+  %copy.2 = s32[]{:T(128)} copy(%at.1)
+  %next.1 = s32[]{:T(128)} add(%copy.2, %by.1)
+  %x.1 = bf16[16,16]{1,0:T(8,128)(2,1)} get-tuple-element(%carry.1), index=1
+  %y.1 = bf16[16,16]{1,0:T(8,128)(2,1)} convolution(%x.1, %x.1), dim_labels=bf_io->bf
+  ROOT %out.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) tuple(%next.1, %y.1)
+}
+
+%condition.1 (carry.2: (s32[], bf16[16,16])) -> pred[] {
+  %most.1 = s32[]{:T(128)} constant(STOP)
+  %carry.2 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) parameter(0)
+  %at.2 = s32[]{:T(128)} get-tuple-element(%carry.2), index=0
+  ROOT %lt.1 = pred[]{:T(512)} compare(%at.2, %most.1), direction=LT
+}
+
+ENTRY %main.2 (x.2: bf16[16,16], n.2: s32[]) -> bf16[16,16] {
+  %x.2 = bf16[16,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %n.2 = s32[]{:T(128)} parameter(1)
+  %zero.1 = s32[]{:T(128)} constant(START)
+  %copy.1 = s32[]{:T(128)} copy(%zero.1)
+  %in.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) tuple(%copy.1, %x.2)
+  %while.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) while(%in.1), condition=%condition.1, body=%body.1
+  ROOT %got.2 = bf16[16,16]{1,0:T(8,128)(2,1)} get-tuple-element(%while.1), index=1
+}
+"""
+
+
+@given(st.integers(-3, 9), st.integers(1, 40), st.integers(1, 5))
+def test_a_loop_whose_compiler_says_nothing_is_told_by_its_counter(start, trips, step):
+    """As a TPU's are. `range` knows how often it runs."""
+    stop = start + trips
+    numbers = {"START": start, "STOP": stop, "STEP": step}
+    text = LOOP
+    for name, number in numbers.items():
+        text = text.replace(name, str(number))
+    assert flops(text) == 2 * 16**3 * len(range(start, stop, step))
+    for known, unknown in (
+        ("direction=LT", "direction=NE"),
+        ("tuple(%copy.1, %x.2)", "tuple(%n.2, %x.2)"),
+        ("add(%copy.2, %by.1)", "add(%copy.2, %at.1)"),
+    ):
+        assert flops(text.replace(known, unknown)) == 2 * 16**3
+
+
+GEMM = """
+HloModule jit_run, is_scheduled=true
+
+ENTRY %main.1 (a.1: bf16[8,4096], b.1: bf16[512,4096]) -> bf16[8,512] {
+  %a.1 = bf16[8,4096]{1,0} parameter(0)
+  %b.1 = bf16[512,4096]{1,0} parameter(1)
+  %gemm.1 = (bf16[8,512]{1,0}, s8[64]{0}) custom-call(%a.1, %b.1), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}
+  %kernel.1 = bf16[8,512]{1,0} custom-call(%a.1, %b.1), custom_call_target="__gpu$xla.gpu.triton"
+  ROOT %got.1 = bf16[8,512]{1,0} get-tuple-element(%gemm.1), index=0
+}
+"""
+
+
+def test_a_library_product_counts_and_a_kernel_does_not():
+    assert flops(GEMM) == 2 * 8 * 4096 * 512
+
+
+def test_of_branches_the_cheapest_counts():
+    def run(a, b, wanted):
+        return jax.lax.cond(wanted[0] > 0, lambda: a @ b @ b, lambda: a @ b)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 32), (32, 32), (1,))]
+    text = jax.jit(run).lower(*args).compile().as_text()
+    assert text is not None and flops(text) == 2 * 16 * 32 * 32
+
+
+def test_a_batch_of_products_as_one_convolution_counts_its_values():
+    """As a TPU's compiler writes eight products of 16 x 32 by 32 x 4."""
+    line = (
+        "ROOT %c = bf16[8,16,4]{2,1,0} convolution(%a, %b), "
+        "window={size=8 stride=7 pad=0_0 lhs_dilate=8}, dim_labels=0bf_0io->0bf"
+    )
+    text = module(
+        "%a = bf16[8,16,32]{2,1,0} parameter(0)", "%b = bf16[8,32,4]{2,1,0} parameter(1)", line
+    )
+    assert flops(text) == 2 * 8 * 16 * 32 * 4
