@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
@@ -121,14 +120,6 @@ def hard(pressed: dict, small: dict) -> tuple[float, ...]:
     return *percent("pools of 10 to 40 GiB")(pressed), *percent("small")(small)
 
 
-def over_either(*each: dict) -> tuple[float, ...]:
-    """How many times as long as adapting the better of both ways to place experts takes, in its best
-    static layout: the mean of each model, and the least."""
-    ways = ("best_static_over_adaptive", "best_in_replicas_over_adaptive")
-    times = [[min(cell[way] for way in ways) for cell in one["cells"]] for one in each]
-    return *map(fmean, times), min(map(min, times))
-
-
 def times_peers(*each: dict) -> tuple[float, ...]:
     """Useful tokens a second over those of Tunix and of transformers, with long-tailed lengths."""
     rows = [one["lengths"]["heavy"] for one in each]
@@ -186,14 +177,6 @@ def of_the_memory(steps: dict, attention: dict) -> tuple[float, ...]:
     return *shares, 1e3 * cell["kv_gb"] / spent
 
 
-def bigmac_is_worse(one: dict) -> tuple[float]:
-    narrow, whole = (
-        one["nats_per_byte"][f"{form}, learning rate 0.004"]["mean"]
-        for form in ("as-fine-grained-orthonormal", "fine-grained")
-    )
-    return (narrow - whole,)
-
-
 def compiled(one: dict) -> tuple[int, int, int, int, int]:
     cases = one["cases"]
     layouts = [layout for case in cases for layout in case["layouts"].values()]
@@ -215,7 +198,6 @@ REGRET, TAIL, R1 = ("planner_regret",), "with a tail", ("adaptive_vs_static_cpu2
 STEPS_WRONG = "steps +-20 %, by layout"
 DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
 QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
-EXPERTS = ("expert_placement_qwen3_235b", "expert_placement_qwen3_30b")
 GAIN = "{:.1f} % on average ({:.1f} to {:.1f})"
 RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % on average, {:.1f} % at worst"
 CLOSE = "average ≤ 2 %, worst ≤ 5 %"
@@ -233,8 +215,6 @@ ROWS = (
         "{} of {}", "0", lambda differ, of: differ == 0),
     Row("learning", "Processor time of the first command, empty cache", "measured", ("first_command",),
         lambda x: tuple(one["now"]["processor_s"] for one in x["rounds"]), "{:.0f} s and {:.0f} s"),
-    Row("learning", "BigMac over the fine-grained form after 1 MB of text, nats a byte", "measured",
-        ("expert_forms",), bigmac_is_worse, "{:.2f}", "≤ 0.02", lambda more: more <= 0.02),
     Row("speed", "Adaptive rollout, seconds over the best static layout's", "measured", R1,
         at("systems", "adaptive", "ratio"), RATIO, "≤ 1.02", lambda ratio, low, high: ratio <= 1.02),
     Row("speed", "Planning, share of a rollout", "measured", R1,
@@ -275,10 +255,6 @@ ROWS = (
     Row("planning", "Slower than the best static layout: KV pools of 10 to 40 GiB; 8 to 128 responses drawn to be hard",
         "computed", ("hard_regret_pressed", "hard_regret_small"), hard, f"{MEAN_WORST}; {MEAN_WORST}",
         f"{CLOSE}; worst ≤ 5 %", lambda *both: is_close(*both[:2]) and both[3] <= 5),
-    Row("planning", "Best static layout of either way to place experts over adapting: 235B, 30B",
-        "computed", EXPERTS, over_either, "{:.3f} and {:.3f} times on average, {:.3f} at least",
-        "≥ 1.2 and 1.1, at least 0.99",
-        lambda large, small, least: large >= 1.2 and small >= 1.1 and least >= 0.99),
     Row("planning", "Simulating a rollout of 2,048 sequences of 24K tokens", "measured",
         ("simulate_speed",), lambda x: (x["median_seconds"]["adaptive"],), "{:.2f} s", "≤ 1 s",
         lambda seconds: seconds <= 1),

@@ -38,7 +38,6 @@ class RecordedDrafts:
         Args:
           draft: most tokens of a draft.
         """
-        groups = [replace(one, responses=[x for x in one.responses if len(x)]) for one in groups]
         rules = Rules(True, False, draft, draft, burst=BURST, room=ROOM)
         steps = verify(Record(groups, CONTEXT), rules)
         lengths = np.array([len(text) for group in groups for text in group.responses])
@@ -49,26 +48,31 @@ class RecordedDrafts:
         return cls(lengths, tokens, [known[i] for i in of], acceptance_in(steps, draft))
 
     def draw(self, workload: Workload, seed: int) -> Workload:
-        """With the acceptance of a recorded response for each sequence.
-
-        As many responses as there are sequences are drawn, each on its own. The longest of them is that of the
-        longest sequence, and so on: lengths in tokens differ from those recorded, their ranks do not.
-        """
-        drawn = np.random.default_rng((seed, workload.size, 2)).choice(
-            len(self.lengths), workload.size
-        )
-        by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")]
-        of_sequence = np.empty(workload.size, int)
-        of_sequence[np.argsort(workload.responses, kind="stable")] = by_length
+        """With the acceptance of a recorded response for each sequence."""
+        of_sequence = drawn(self.lengths, workload, seed)
         return replace(workload, accepts=[self.accepts[i] for i in of_sequence])
+
+
+def drawn(lengths: np.ndarray, workload: Workload, seed: int) -> np.ndarray:
+    """A recorded response for each sequence, int[sequences].
+
+    As many responses as there are sequences are drawn, each on its own. The longest of them is that of the
+    longest sequence, and so on: lengths in tokens differ from those recorded, their ranks do not.
+    """
+    rng = np.random.default_rng((seed, workload.size, 2))
+    some = rng.choice(len(lengths), workload.size)
+    of_sequence = np.empty(workload.size, int)
+    by_length = some[np.argsort(lengths[some], kind="stable")]
+    of_sequence[np.argsort(workload.responses, kind="stable")] = by_length
+    return of_sequence
+
+
+def groups_named(data: Path, name: str) -> list[Group]:
+    """The prompts of one of `SETS`, with the responses that have a token. Raises NoData."""
+    found = [x for x in groups_of(recorded_responses(data), EVERY_SAMPLE) if x.name == SETS[name]]
+    return [replace(one, responses=[x for x in one.responses if len(x)]) for one in found]
 
 
 @cache
 def recorded(data: Path, name: str, draft: int) -> RecordedDrafts:
-    """One of `SETS`.
-
-    Raises:
-      NoData: the file is missing.
-    """
-    groups = [x for x in groups_of(recorded_responses(data), EVERY_SAMPLE) if x.name == SETS[name]]
-    return RecordedDrafts.counted(groups, draft)
+    return RecordedDrafts.counted(groups_named(data, name), draft)

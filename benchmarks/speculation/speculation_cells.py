@@ -1,5 +1,8 @@
 """The grid of `speculation_replay`: one rollout under every layout, budget of drafts and planner, in seconds."""
 
+import argparse
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +14,7 @@ import numpy as np
 from benchmarks.planner.kernel_tables import MODELS, SPLITS, machine_of, measured_kernels
 from benchmarks.planner.regret_cells import SIZES
 from benchmarks.planner.workloads import LengthData, read
+from benchmarks.report import options
 from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.record.report import RolloutReport
@@ -19,6 +23,7 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -56,8 +61,24 @@ class Cell:
         )
 
 
-def grid(data: Path) -> list[Cell]:
-    return [Cell(m, n, name, data) for name in LENGTHS for m in MODELS for n in SIZES]
+def replay_options(doc: str | None) -> argparse.ArgumentParser:
+    parser = options(doc, has_data=True)
+    parser.add_argument("--replays", type=int, default=4, help="of each cell")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of rollouts, responses"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    return parser
+
+
+def grid(args: argparse.Namespace) -> list[Cell]:
+    """The cells that were asked for. Ends with a sentence if measurements are missing."""
+    try:
+        measured_kernels(args.data, GPU)
+        read(args.data)
+    except NoData as error:
+        sys.exit(str(error))
+    return [Cell(m, n, name, args.data) for name in LENGTHS for m in MODELS for n in args.sizes]
 
 
 @cache

@@ -21,32 +21,26 @@ oracle plan: `profiling/simulate/oracle.py` has all sequences accept alike.
 """
 
 import json
-import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.planner.kernel_tables import measured_kernels
-from benchmarks.planner.regret_cells import SIZES
-from benchmarks.planner.workloads import read
-from benchmarks.report import in_processes, options, write
+from benchmarks.report import in_processes, write
 from benchmarks.speculation.recorded_drafts import SETS
 from benchmarks.speculation.speculation_cells import (
     ADAPTIVE,
     BUDGETED,
-    GPU,
     INFORMED,
     ONE_NUMBER,
     PLANNED,
     STATICS,
     Cell,
     grid,
+    replay_options,
     run_cell,
 )
-from pat_jax.profiling.predict.kernel_files import NoData
 
 SYSTEMS = (ADAPTIVE, PLANNED, INFORMED)
 Seconds = Mapping[str, Sequence[float]]
@@ -106,20 +100,9 @@ def pooled(cells: Iterable[Seconds]) -> Seconds:
 
 
 def main() -> None:
-    parser = options(__doc__, has_data=True)
-    parser.add_argument("--replays", type=int, default=4, help="of each cell")
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=SIZES, help="of rollouts, responses"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    args = parser.parse_args()
+    args = replay_options(__doc__).parse_args()
     started = time.time()
-    try:
-        measured_kernels(args.data, GPU)
-        read(args.data)
-    except NoData as error:
-        sys.exit(str(error))
-    cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
+    cells = grid(args)
     results = dict(in_processes(run_cell, cells, args.replays, processes=args.processes))
     tables = {
         truth: summary(pooled(found[truth]["seconds"] for found in results.values()))

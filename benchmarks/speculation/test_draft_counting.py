@@ -1,6 +1,6 @@
 """Counting drafts against a search through every place of every text, on made-up texts."""
 
-import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -167,40 +167,18 @@ def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier
     assert as_list(found) == step_by_step(responses, search, DRAFT)
 
 
-@settings(max_examples=100, deadline=None)
-@given(prompts, texts, texts, st.sampled_from([0.0, 0.5, 1.0]))
-def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier, room):
-    least, part = 2, 2
-    rules = Rules(True, True, draft=DRAFT, burst=BURST, room=room)
-    with patch.multiple(draft_counting, LEAST_BUCKET=least, AHEAD_PART=part):
-        found = steps_of(prompt, responses, earlier, rules)
-    launched = []
-
-    def search(step, row, output):
-        if step % BURST == 0:
-            is_done = [len(x) == len(y) for x, y in zip(output, responses, strict=True)]
-            order = sorted(range(len(output)), key=lambda i: -len(output[i]))
-            known = [output[i] for i in order if is_done[i]] + earlier
-            known += [output[i] for i in order if not is_done[i]]
-            farthest = max(len(output[i]) for i in order if not is_done[i])
-            longest = max(map(len, responses))
-            bucket, largest = (
-                least * 2 ** max(0, math.ceil(math.log2((len(prompt) + most) / least)))
-                for most in (farthest, longest)
-            )
-            left = int(room * largest)  # which is less than what there is at least
-            if sum(map(len, known)) > left:
-                known = [text[: farthest + bucket // part] for text in known]
-            launched.clear()
-            for text in known:
-                kept = min(left, len(text))
-                # Of a text as far as it goes: none of its places where it began has room.
-                launched.extend(spots([*prompt, *text])[:kept])
-                left -= kept
-        text = [*prompt, *output[row]]
-        return searched(text, [*spots(text), *launched])
-
-    assert as_list(found) == step_by_step(responses, search)
+@given(prompts, texts, texts)
+def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier):
+    rules = Rules(True, True, draft=DRAFT, burst=BURST)
+    with patch.multiple(draft_counting, LEAST_BUCKET=2, AHEAD_PART=2):
+        none, some, every = (
+            as_list(steps_of(prompt, responses, earlier, replace(rules, room=room)))
+            for room in (0.0, 0.5, 1e6)
+        )
+    assert none == as_list(steps_of(prompt, responses, [], Rules(False, False, draft=DRAFT)))
+    assert every == as_list(steps_of(prompt, responses, earlier, rules))
+    # What has room is a part of what is there: the first step finds no longer match in it.
+    assert all(x[1] <= y[1] for x, y in zip(some, every, strict=False) if y[0] == x[0] == 0)
 
 
 def test_prompts_and_their_rows_do_not_look_at_each_other():

@@ -14,10 +14,8 @@ tokens ago. Nothing ran on a GPU: steps are composed from kernel times.
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
 """
 
-import os
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.planner.kernel_tables import SPLITS, measured_kernels
-from benchmarks.planner.regret_cells import SIZES
-from benchmarks.planner.workloads import read
-from benchmarks.report import in_processes, options, write
+from benchmarks.planner.kernel_tables import SPLITS
+from benchmarks.report import in_processes, write
 from benchmarks.speculation import draft_counting
-from benchmarks.speculation.draft_acceptance import BURST, ROOM, groups_of, recorded_responses
-from benchmarks.speculation.recorded_drafts import EVERY_SAMPLE, SETS
-from benchmarks.speculation.speculation_cells import DRAFTS, GPU, Cell, grid
+from benchmarks.speculation.draft_acceptance import BURST, ROOM
+from benchmarks.speculation.recorded_drafts import SETS, drawn, groups_named
+from benchmarks.speculation.speculation_cells import DRAFTS, Cell, grid, replay_options
 from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.engine.executor import Burst
 from pat_jax.planning.draft_counts import (
@@ -45,10 +41,8 @@ from pat_jax.planning.draft_counts import (
 )
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate import simulator
 from pat_jax.profiling.simulate.drafted import DraftedRows
-from pat_jax.profiling.simulate.machine import Workload
 
 MOST = DRAFTS.longest  # tokens of a draft
 LAUNCHES = 2 * BURST  # tokens between two: a burst's steps generate about twice as many
@@ -81,7 +75,7 @@ class Texts:
             row, *at_row = rows.step()
             found[:, rows.at[row] - 1] = at_row
             step += 1
-        return cls(start, length, *found[[0, 1, 2, 3]])
+        return cls(start, length, *found)
 
 
 class _TokenByToken(draft_counting._Lockstep):
@@ -98,9 +92,7 @@ class _TokenByToken(draft_counting._Lockstep):
 
 @cache
 def texts(data: Path, name: str) -> Texts:
-    groups = [x for x in groups_of(recorded_responses(data), EVERY_SAMPLE) if x.name == SETS[name]]
-    kept = [replace(one, responses=[x for x in one.responses if len(x)]) for one in groups]
-    return Texts.of(kept)
+    return Texts.of(groups_named(data, name))
 
 
 class TokenRows(DraftedRows):
@@ -227,16 +219,6 @@ class Counts:
         return DraftResult(*(x[None] for x in (*parts, NO_SOURCES)))
 
 
-def drawn(known: Texts, workload: Workload, seed: int) -> np.ndarray:
-    """A response for each sequence, int[sequences]: drawn on its own, the longest for the longest."""
-    rng = np.random.default_rng((seed, workload.size, 2))
-    some = rng.choice(len(known.length), workload.size)
-    of = np.empty(workload.size, int)
-    by_length = some[np.argsort(known.length[some], kind="stable")]
-    of[np.argsort(workload.responses, kind="stable")] = by_length
-    return of
-
-
 def run_cell(cell: Cell, replays: int, truths: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Of each truth: the speed-up of each replay, and tokens of a step."""
     found: dict[str, dict[str, list[float]]] = {
@@ -255,7 +237,7 @@ def run_cell(cell: Cell, replays: int, truths: Sequence[str]) -> dict[str, dict[
             known = texts(cell.data, name)
             limits = {"acceptance": Acceptance.unseen(), "drafts": machine.drafts.limits}
             planner = CostModelPlanner(SPLITS, machine.truth, lengths, **limits)
-            rows = partial(TokenRows, texts=known, of=drawn(known, workload, seed))
+            rows = partial(TokenRows, texts=known, of=drawn(known.length, workload, seed))
             with patch.object(simulator, "DraftedRows", rows):
                 run = simulator.replay(workload, planner, machine)
             found[name]["speed_up"].append(best_s / run.total_s)
@@ -269,18 +251,10 @@ def of_all(values: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = options(__doc__, has_data=True)
-    parser.add_argument("--replays", type=int, default=3, help="of each cell")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="responses")
+    parser = replay_options(__doc__)
     parser.add_argument("--truths", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    try:
-        measured_kernels(args.data, GPU)
-        read(args.data)
-    except NoData as error:
-        sys.exit(str(error))
-    cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
+    cells = grid(args)
     results = dict(
         in_processes(run_cell, cells, args.replays, args.truths, processes=args.processes)
     )
