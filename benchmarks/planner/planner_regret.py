@@ -13,12 +13,6 @@ are real ones, drawn anew for each replay. No rollout ran on a GPU.
     gain     1 - time / static time
 
 Each wrong belief is held by a planner that starts afresh. In the "next rollout" it has seen one.
-
-    python -m benchmarks.planner.planner_regret --gpus 8xH100 --sizes 128 512 --beliefs right \\
-        --groups 'rho 0.3' 'rho 0.7' 'rho 0.9' unlike recorded --replays 8
-
-has eight samples of each prompt and prompt ids, which the planner's length model sees. It has learned
-from other prompts. The next rollout is a later epoch of the same prompts (`prompt_groups.py`).
 """
 
 import argparse
@@ -31,12 +25,9 @@ from itertools import product
 import numpy as np
 
 from benchmarks.planner.kernel_tables import GPUS, MODELS, SPLITS, measured_kernels
-from benchmarks.planner.prompt_groups import GROUPS, recorded_groups
 from benchmarks.planner.regret_cells import (
-    ALONE,
     BELIEFS,
     NO_TAIL,
-    RECORDED,
     SIZES,
     TAILED,
     Cell,
@@ -64,7 +55,6 @@ def quantities(excess: np.ndarray) -> dict[str, float]:
     return {name: round(100 * float(value), 3) for name, value in named.items()}
 
 
-AS_RECORDED = "recorded"
 STATICS = [f"static tp{split.tp}" for split in SPLITS]
 
 
@@ -123,9 +113,9 @@ def print_excess(title: str, table: dict[str, dict]) -> None:
 
 
 def grid(args: argparse.Namespace) -> Iterator[Cell]:
-    for groups, gpu, model, size in product(args.groups, args.gpus, MODELS, args.sizes):
-        for lengths in (RECORDED,) if groups == AS_RECORDED else (*TAILED, NO_TAIL):
-            yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us, groups)
+    each = product(args.gpus, MODELS, args.sizes, (*TAILED, NO_TAIL))
+    for gpu, model, size, lengths in each:
+        yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[Cell, dict]]:
@@ -142,8 +132,6 @@ def tables_of(results: dict[Cell, dict]) -> dict[str, dict]:
     parts: dict[str, dict[Cell, dict]] = {}
     for cell, seconds in results.items():
         name = "without a tail" if cell.lengths == NO_TAIL else "with a tail"
-        if cell.groups != ALONE:
-            name = f"groups {cell.groups}, {name}"
         parts.setdefault(name, {})[cell] = seconds
     return {name: summary(pooled(part)) for name, part in parts.items()}
 
@@ -153,8 +141,6 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
     parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS))
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
-    kinds = (ALONE, *GROUPS, AS_RECORDED)
-    parser.add_argument("--groups", nargs="+", choices=kinds, default=[ALONE], help="of samples")
     parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
     parser.add_argument("--host_us", type=float, default=0.0, help="of a sequence, unknown")
@@ -165,8 +151,6 @@ def main() -> None:
         for gpu in GPUS:
             measured_kernels(args.data, gpu)
         read(args.data)
-        if AS_RECORDED in args.groups:
-            recorded_groups(args.data)
     except NoData as error:
         sys.exit(str(error))
     results = {}

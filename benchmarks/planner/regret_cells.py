@@ -9,13 +9,6 @@ import numpy as np
 
 from benchmarks.planner.kernel_tables import SPLITS, machine_of, measured_kernels
 from benchmarks.planner.naive import NaiveThreshold
-from benchmarks.planner.prompt_groups import (
-    GROUPS,
-    RecordedGroups,
-    drawn_lengths,
-    drawn_rollouts,
-    recorded_groups,
-)
 from benchmarks.planner.workloads import LengthData, read
 from pat_jax.engine.warm_up.timings import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
@@ -28,10 +21,8 @@ from pat_jax.profiling.simulate.simulator import replay
 
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
-RECORDED = "rl"  # lengths of recorded groups of samples: see `prompt_groups`
 # To fit the wrong lengths on.
-OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math", RECORDED: "gsm"}
-ALONE = "none"  # sequences without prompt ids, each drawn on its own
+OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}
 FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
 FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
 DEAR, TIMES_DEARER = "switches 20x dearer", 20
@@ -66,25 +57,19 @@ class Cell:
     data: Path
     switch_s: float
     host_us: float = 0.0  # of each running sequence in each step, in every layout; no belief has it
-    groups: str = ALONE  # one of `GROUPS`; of `RECORDED` lengths: as recorded
     sums: Sums = "one-shot"  # how devices sum
 
     def __str__(self) -> str:
-        name = f"{self.model} on {self.gpu}, {self.size} sequences, {self.lengths}"
-        return name if self.groups == ALONE else f"{name}, groups {self.groups}"
+        return f"{self.model} on {self.gpu}, {self.size} sequences, {self.lengths}"
 
     @property
-    def known(self) -> LengthData | RecordedGroups:
-        is_recorded = self.lengths == RECORDED
-        return recorded_groups(self.data) if is_recorded else _lengths(self.data)[self.lengths]
+    def known(self) -> LengthData:
+        return _lengths(self.data)[self.lengths]
 
     def rollouts(self, seed: int) -> tuple[Workload, Workload]:
-        """One, and the one that follows: of other prompts, or the next epoch of these."""
-        if isinstance(known := self.known, RecordedGroups):
-            return known.rollouts(self.size, seed)
-        if self.groups == ALONE:
-            return known.sample(self.size, seed), known.sample(self.size, FOLLOWING + seed)
-        return drawn_rollouts(known, GROUPS[self.groups], self.size, seed)
+        """One, and the one that follows, of other prompts."""
+        known = self.known
+        return known.sample(self.size, seed), known.sample(self.size, FOLLOWING + seed)
 
     def machine(self) -> Machine:
         return machine_of(
@@ -107,13 +92,8 @@ def _fitted(data: Path, name: str, cap: int) -> LengthModel:
     return _lengths(data)[name].fitted(cap)
 
 
-@cache
 def _own_lengths(cell: Cell) -> LengthModel:
-    if isinstance(known := cell.known, RecordedGroups):
-        return known.fitted()
-    if cell.groups != ALONE:
-        return drawn_lengths(known, GROUPS[cell.groups])
-    return _fitted(cell.data, cell.lengths, known.cap)
+    return _fitted(cell.data, cell.lengths, cell.known.cap)
 
 
 def right(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:

@@ -55,14 +55,6 @@ class LengthData:
         drawn = rng.choice(half, size, p=share)
         return Workload(self.prompts[drawn], np.minimum(self.responses[drawn], self.cap), self.cap)
 
-    def quantile(self, share: np.ndarray, half: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prompt and response at which so large a share of a half's responses is shorter, tokens."""
-        of_half = self._half(half)
-        order = of_half[np.argsort(self.responses[of_half], kind="stable")]
-        total = np.cumsum(self.weights[order])
-        at = order[np.searchsorted(total / total[-1], share).clip(0, len(order) - 1)]
-        return self.prompts[at], np.minimum(self.responses[at], self.cap)
-
 
 def read(data: Path) -> dict[str, LengthData]:
     """Every set of the folder that has a length for each response: some have names, the others are
