@@ -18,7 +18,7 @@ from pat_jax.profiling.predict.update_times import Seconds
 def rollouts(report: PlanReport) -> Bars:
     bars = []
     for x in report.comparison.systems:
-        parts = {"prefill": x.prefill_s, "decoding": x.decode_s, "switches": x.switch_s}
+        parts = {"prefill": x.prefill_s, "decoding": x.decode_s, "moves": x.switch_s}
         means = {name: fmean(seconds) for name, seconds in parts.items()}
         bars.append(Bar(x.name, means, f"{shown(x.mean_s)} s"))
     return Bars(bars)

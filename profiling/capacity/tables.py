@@ -47,9 +47,10 @@ def steps(times: StepTimes) -> Iterator[Table]:
 
 
 def gains(report: PlanReport) -> Table:
+    """A table of the systems. Moves are switches, and moves between replicas of one layout."""
     found = report.comparison
     saved = {ADAPTIVE: "", DRAFTING: ""} | {x.name: percent(found.gain(x)) for x in found.static}
-    header = ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"]
+    header = ["system", "seconds", "prefill", "moves", "preempted", "saved by adapting"]
     means = {x.name: [x.mean_s, fmean(x.prefill_s), fmean(x.switch_s)] for x in found.systems}
     rows = [[x.name, *means[x.name], sum(x.num_preempted), saved[x.name]] for x in found.systems]
     return Table(header, rows)
