@@ -68,8 +68,9 @@ def test_readme_commands_are_all_looked_at():
     assert commands >= {"train", "generate", "plan"}
 
 
-def test_how_it_works_names_files_that_are_there():
-    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["change-something.md", "how-it-works.md"])
+def test_a_page_names_files_that_are_there(name: str):
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)`", page)
     here = [n for n in named if any((ROOT / top / n).is_file() for top in ("", "pat_jax"))]
     assert here == named and len(named) > 12
