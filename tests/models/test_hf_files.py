@@ -77,13 +77,26 @@ def test_a_head_over_the_vocabulary_beside_it_does_not_matter(tmp_path: Path):
 
 
 HEAD, LAYER = np.ones((1, 32), np.float32), np.ones((32, 32), np.float32)
+# The files are parts of the model by their names: what is in them is why they are not read.
 NOT_PLAIN: list[tuple[str, dict[str, Arrays], list[str]]] = [
-    ("of two layers", {"v.safetensors": {"v.0.weight": LAYER, "v.2.weight": HEAD}}, ["v.0.weight"]),
-    ("with a bias", {"v.safetensors": {"v.weight": HEAD, "v.bias": HEAD[0, :1]}}, ["v.bias"]),
-    ("of two", {"a.safetensors": {"v.weight": HEAD}, "b.safetensors": {"v.weight": HEAD}}, ["v.w"]),
-    ("two", {"a.safetensors": {"v.weight": HEAD, "w.weight": HEAD}}, ["v.weight", "w.weight"]),
-    ("of another version", {"b.safetensors": {"model.norm.weight": HEAD[0], SCORE: HEAD}}, ["b.s"]),
-    ("of another shape", {"a.safetensors": {"v.weight": LAYER}}, ["v.weight", "[32, 32]", "a.s"]),
+    ("of two layers", {"head.safetensors": {"v.0.weight": LAYER, "v.2.weight": HEAD}}, ["v.0.w"]),
+    ("with a bias", {"head.safetensors": {"v.weight": HEAD, "v.bias": HEAD[0, :1]}}, ["v.bias"]),
+    (
+        "of two",
+        {f"{x}.safetensors": {"v.w.weight": HEAD} for x in ("head", "score")},
+        ["v.w"],
+    ),
+    ("two", {"head.safetensors": {"v.weight": HEAD, "w.weight": HEAD}}, ["v.weight", "w.weight"]),
+    (
+        "of another version",
+        {"head.safetensors": {"model.norm.weight": HEAD[0], SCORE: HEAD}},
+        ["head.s"],
+    ),
+    (
+        "of another shape",
+        {"head.safetensors": {"v.weight": LAYER}},
+        ["v.weight", "[32, 32]", "head.s"],
+    ),
 ]
 
 
