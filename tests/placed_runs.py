@@ -1,18 +1,14 @@
 """Runs of PPO with a reference and a reward model, whose models have devices of their own or not."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import jax
 import numpy as np
 from compilations import counted_in_iterations
 from jax.experimental.multihost_utils import process_allgather
-from pytest import MonkeyPatch
 from runs import TINY
 
 from pat_jax.common.hosts.owners import is_absent, known_to_all
@@ -22,7 +18,6 @@ from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.tail_reads import TailReads
 
 PPO = """
     --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0
@@ -30,15 +25,6 @@ PPO = """
     --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
-# Responses of an iteration of which a part fills micro-batches.
-MANY = [
-    "--rollout.prompts_per_step",
-    "8",
-    "--rollout.num_generations",
-    "8",
-    "--algorithm.mini_batch_size",
-    "8",
-]
 WAITED = {"scores": ["reward/early_waited_seconds"], "none": []}
 WAITED["gradients"] = [*WAITED["scores"], "train/early_waited_seconds"]
 SAME = "reward/mean", "reward/judge/mean", "train/loss", "critic/loss"
@@ -87,24 +73,6 @@ def ended(folder: Path, judge: Path, *options: str) -> Ended:
     if (run_dir / "metrics.jsonl").exists():
         found.rows.extend(x for x in read_metrics(run_dir / "metrics.jsonl") if x["step"] > 0)
     return found
-
-
-@contextmanager
-def slow_tails() -> Iterator[Event]:
-    """While entered, a tail goes on once its thread has read something, or if the event is set."""
-    reading, goes_on = TailReads.reading, Event()
-
-    @contextmanager
-    def slowly(self: TailReads, check: Callable[[], None]) -> Iterator[None]:
-        with reading(self, check):
-            deadline = time.monotonic() + 20
-            while not (self.busy_seconds or goes_on.wait(0.01)) and time.monotonic() < deadline:
-                pass
-            yield
-
-    with MonkeyPatch.context() as patch:
-        patch.setattr(TailReads, "reading", slowly)
-        yield goes_on
 
 
 def differences(ours: Ended, theirs: Ended) -> list[str]:

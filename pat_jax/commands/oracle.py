@@ -68,11 +68,6 @@ def path_regret(config: SimulateConfig) -> PathRegret:
             f"option --trace is {config.trace!r}: it does not say how long each response was: it is of an "
             "older version, or the run was stopped in it; take one of a run that went through."
         )
-    if tail := run.config.placement.tail:
-        raise UserError(
-            f"option --trace is {config.trace!r}: its rollouts end on half of the devices (--placement.tail "
-            f"{tail}), which no profile has; take one of a run without a tail."
-        )
     latency, rollout = read_profile(profile).latency, run.config.rollout
     splits = splits_of(latency)
     if missing := set(trace.path) - set(map(str, splits)):

@@ -40,11 +40,6 @@ class PlacementConfig(Options):
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
     off-policy). It needs --algorithm.rollout_correction."""
-    tail: int = option(0, count(0, 2**20))
-    """Responses left at which a rollout with flatten continues on the first half of the devices,
-    while models read on the second half what has ended. 0: it stays on all of them. With several
-    processes, each gives half of its devices to both. Not with deterministic runs, adapters,
-    experts or drafts that a model generates."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices. With several processes,
@@ -62,18 +57,13 @@ class PlacementConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        roles = {each.name for each in fields(self)} - {"name", "overlap", "lag", "tail"}
+        roles = {each.name for each in fields(self)} - {"name", "overlap", "lag"}
         is_split = self.name == "split"
         for role in sorted(roles) if is_split else ():
             self.need(role, not getattr(self, role), "nothing with --placement split")
         self.need("lag", not (self.lag and is_split), "0 with --placement split")
         sums_early = self.overlap == "gradients" and is_split
         self.need("overlap", not sums_early, "none or scores with --placement split")
-        self.need(
-            "tail", not self.tail or self.name == "flatten", f"0 with --placement {self.name}"
-        )
-        is_read = self.overlap != "none"
-        self.need("tail", not self.tail or is_read, "0 with --placement.overlap none")
         needs_scores = self.lag and self.overlap != "scores"
         self.need("lag", not needs_scores, f"0 with --placement.overlap {self.overlap}")
 

@@ -103,7 +103,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_teacher()
         self._check_overlap()
         self._check_lag()
-        self._check_tail()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 
@@ -214,22 +213,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             ),
         ):
             self.need("placement.lag", not (self.placement.lag and is_wrong), expected)
-
-    def _check_tail(self) -> None:
-        """Raises OptionError if models are to read during the tail of a rollout, and cannot."""
-        count = self.rollout.prompts_per_step * self.rollout.num_generations
-        for is_wrong, expected in (
-            (not self.train, "0 with --train false: nothing is read"),
-            (
-                self.deterministic,
-                "0 with --deterministic: what is read together depends on the clock",
-            ),
-            (self.lora.is_on, "0 with --lora.rank: no adapters are copied"),
-            (self.critic.lora.is_on, "0 with --critic.lora.rank: no adapters are copied"),
-            (self.switch_to != "", "0 with --switch_to, whose path has no tail"),
-            (self.placement.tail >= count, f"less than the {count:,} responses of an iteration"),
-        ):
-            self.need("placement.tail", not (self.placement.tail and is_wrong), expected)
 
     def _check_teacher(self) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""

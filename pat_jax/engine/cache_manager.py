@@ -46,7 +46,7 @@ class CacheManager:
         self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
         count = len(self.table)
         order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
-        self._queue = deque(order[~self.table.is_done[order]].tolist())
+        self._queue = deque(order.tolist())
         self.admissions = Admissions(contents, self.tables)
 
     @property

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.rollout import HasEnough, rollout
+from pat_jax.engine.rollout import rollout
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
@@ -44,23 +43,6 @@ from pat_jax.planning.types import Split
 from pat_jax.programs.programs import ProgramTable
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tail:
-    """Where the last sequences of a rollout continue, and when."""
-
-    engine: "RolloutEngine"
-    planner: Planner  # of `engine`
-    at: int  # the most unfinished sequences with which they move there
-    # Called when the first engine has freed its KV cache; gives the weights to `engine`.
-    begin: Callable[[], None] = lambda: None
-
-    @property
-    def layout(self) -> Layout:
-        """The one layout of `engine`."""
-        (layout,) = self.engine.layouts.values()
-        return layout
 
 
 class RolloutEngine:
@@ -205,7 +187,6 @@ class RolloutEngine:
         should_stop: Callable[[int, np.ndarray], bool] | None = None,
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
-        tail: Tail | None = None,
     ) -> Generator[tuple[int, Completion], None, None]:
         """Yields each request's index and completion after the burst in which it ended.
 
@@ -219,42 +200,15 @@ class RolloutEngine:
             None keeps the order of the requests.
           earlier: responses that drafts may also be copied from. Do not change it before the stream
             ends. It must be the same in all processes.
-          tail: the engine in which the last requests continue; None: they continue in this one.
         """
-        tables = [self.programs, *([tail.engine.programs] if tail else [])]
-
-        def waited_s() -> float:
-            return sum(table.waited_s for table in tables)
-
         # Time spent waiting for a compiler does not count as time of a burst or a switch.
-        clock = Stopwatch(lambda: time.perf_counter() - waited_s())
-        report.expected, before_s = expected, waited_s()
-        with clock("schedule"):
-            responses = self._begin(requests)
-        enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
-        with closing(
-            self._bursts(responses, planner, report, clock, earlier, enough, tail)
-        ) as bursts:
-            for ended in bursts:
-                for i in ended.tolist():
-                    yield i, responses.completion(i, self.eos_ids)
-        report.compile_s = waited_s() - before_s
-
-    def _bursts(
-        self,
-        responses: Responses,
-        planner: Planner,
-        report: RolloutReport,
-        clock: Stopwatch,
-        earlier: EarlierResponses | None,
-        enough: HasEnough | None,
-        tail: Tail | None = None,
-    ) -> Generator[np.ndarray, None, None]:
-        """Generates what is unfinished. Yields after each burst the sequences that have ended."""
+        clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)
+        before_s = self.programs.waited_s
+        report.expected = expected
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            scheduler = self._scheduler(responses, report.expected)
+            responses, scheduler = self._begin(requests, expected)
             executor = DeviceExecutor(
                 *(self.specs, self.programs, self.weights),
                 *(responses, scheduler.cache_manager.tables, clock),
@@ -264,46 +218,35 @@ class RolloutEngine:
             )
             if self.checks and earlier is not None:
                 process_group().compare("earlier responses", earlier.checksum)
-        leave_at = tail.at if tail and responses.table.num_unfinished > tail.at else 0
-        yield from rollout(scheduler, executor, planner, report, enough, log.info, leave_at)
-        if tail and responses.table.has_work:
-            _continue_in(tail, scheduler, report, clock)
-            rest = responses, tail.planner, report, clock, earlier, enough
-            yield from tail.engine._bursts(*rest)
+        enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
+        loop = rollout(scheduler, executor, planner, report, enough, log.info)
+        with closing(loop):
+            for ended in loop:
+                for i in ended.tolist():
+                    yield i, responses.completion(i, self.eos_ids)
+        report.compile_s = self.programs.waited_s - before_s
 
-    def _begin(self, requests: Sequence[Request]) -> Responses:
+    def _begin(
+        self, requests: Sequence[Request], expected: np.ndarray | None
+    ) -> tuple[Responses, Scheduler]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
-        return Responses.of(
+        responses = Responses.of(
             requests,
             num_replicas=split.dp,
             rows_per_replica=rows,
             routes_shape=self.policy.config.routes_shape,
         )
-
-    def _scheduler(self, responses: Responses, expected: np.ndarray | None) -> Scheduler:
-        return Scheduler(
+        scheduler = Scheduler(
             responses,
-            self.specs.shapes,
-            self.weights.layout.split,
+            shapes,
+            split,
             runs_ahead=self.runs_ahead,
             checks=self.checks,
             expected=expected,
             by_need=self.by_need,
         )
-
-
-def _continue_in(tail: Tail, scheduler: Scheduler, report: RolloutReport, clock: Stopwatch) -> None:
-    """Moves the unfinished sequences of a rollout to the tail's engine, where they wait.
-
-    Their KV caches are recomputed there, as after a preemption.
-    """
-    table, source, began_s = scheduler.table, scheduler.split, clock.elapsed
-    with clock("switch"):
-        tail.begin()
-        target = tail.engine.weights.layout.split
-        table.leave(target.dp)
-    report.add_tail((source, target), table.num_unfinished, began_s, clock.elapsed - began_s)
+        return responses, scheduler
 
 
 def _all_layouts(policy: Policy, devices: Sequence[Device]) -> dict[Split, Layout]:

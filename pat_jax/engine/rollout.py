@@ -26,7 +26,6 @@ def rollout(
     report: RolloutReport,
     should_stop: HasEnough | None = None,
     notify: Notify = lambda text: None,
-    leave_at: int = 0,
 ) -> Generator[np.ndarray, None, None]:
     """Yields after each burst the sequences that have ended, int[ended].
 
@@ -34,13 +33,10 @@ def rollout(
       report: filled during the loop; complete after the last burst.
       should_stop: called after each burst for every running sequence; True ends the sequence.
       notify: called with one sentence per plan and switch.
-      leave_at: the loop ends when no more sequences than this are unfinished.
     """
-    loop, in_flight = _Loop(scheduler, executor, planner, report, notify, leave_at), None
+    loop, in_flight = _Loop(scheduler, executor, planner, report, notify), None
     try:
         while scheduler.table.has_work:
-            if loop.leaves and in_flight is None:
-                break
             if in_flight is None:
                 loop.admit()
             plan = loop.decide()
@@ -54,7 +50,7 @@ def rollout(
     finally:  # also if the caller closes the generator early
         executor.release()
     report.finish(scheduler, executor.clock)
-    for sentence in report.words if not scheduler.table.has_work else ():
+    for sentence in report.words:
         notify(sentence)
 
 
@@ -67,13 +63,7 @@ class _Loop:
     planner: Planner
     report: RolloutReport
     notify: Notify
-    leave_at: int
     began: float = 0.0  # seconds on the clock at the start of the running burst
-
-    @property
-    def leaves(self) -> bool:
-        """Whether few enough sequences are unfinished for the loop to end."""
-        return self.scheduler.table.num_unfinished <= self.leave_at
 
     def admit(self) -> None:
         """Gives pages and rows for the next steps, and prefills newly admitted sequences."""
@@ -118,22 +108,14 @@ class _Loop:
             self.scheduler.fit()
         self.began = self.executor.clock.elapsed
         with self.executor.clock("decode"):
-            burst = self.scheduler.burst(self._until_leaving(plan))
+            burst = self.scheduler.burst(plan)
             self.executor.launch(burst)
         return burst
-
-    def _until_leaving(self, plan: Plan) -> Plan:
-        """`plan`, with bursts that end as soon as the loop can."""
-        scheduler = self.scheduler
-        if len(scheduler.table.waiting):
-            return plan
-        each = self.leave_at // scheduler.split.dp  # in all replicas: no more are unfinished
-        return replace(plan, threshold=max(plan.threshold, each))
 
     def launch_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
         """Launches the burst after the running one before its results are known, if possible."""
         scheduler = self.scheduler
-        if self.leaves or not scheduler.runs_ahead or plan.moves_from(scheduler.split):
+        if not scheduler.runs_ahead or plan.moves_from(scheduler.split):
             return None
         with self.executor.clock("schedule"):
             following = scheduler.burst_behind(in_flight, plan)

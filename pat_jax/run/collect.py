@@ -4,9 +4,7 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -179,9 +177,7 @@ class Collector:
             scoring.add(index, ended)
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
-            tail = early.tail if early else None
-            beside = partial(tail.reading, scoring.check) if tail else nullcontext
-            groups, report = generator.rollout(prompts, number, on_finish, kept, beside)
+            groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
             if early:

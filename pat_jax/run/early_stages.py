@@ -21,7 +21,6 @@ from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.early_gradients import EarlyGradients
 from pat_jax.run.lanes import Lanes, length_of
 from pat_jax.run.own_reads import OwnReads
-from pat_jax.run.tail_reads import TailReads
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
 
@@ -58,7 +57,6 @@ class EarlyStages:
     prompts: Sequence[Prompt]
     size: int
     step: int
-    tail: TailReads | None = None  # reads once the rollout has left half of the devices
     own: OwnReads | None = None  # reads once all responses have ended
     scoring: Scoring[Rollout] | None = None  # of the rewards, once it has begun
     _ended: dict[int, Rollout] = field(default_factory=dict)
@@ -66,14 +64,14 @@ class EarlyStages:
     def __post_init__(self):
         self.gradients = self._gradients()
         on_read = self.note if self.gradients else lambda index: None
-        self.columns = self.own or self.tail or EarlyColumns(self.lanes.readers, on_read)
+        self.columns = self.own or EarlyColumns(self.lanes.readers, on_read)
 
     @property
-    def read_early(self) -> EarlyColumns | TailReads | None:
+    def read_early(self) -> EarlyColumns | None:
         """What models have read while others were generated; None: nothing."""
         if isinstance(found := self.columns, OwnReads):
             return None
-        return found if self.tail or found.columns else None
+        return found if found.columns else None
 
     def add(self, index: int, ended: Rollout) -> None:
         """Adds the response `index`, which has ended."""

@@ -1,8 +1,7 @@
 """Turns prompts into groups of responses, and teaches the planner from their lengths."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,7 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.timeline import stage
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.engine import RolloutEngine, Tail
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
@@ -47,7 +46,6 @@ class Generator:
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
     earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
-    tail: Tail | None = None  # where the last responses of training rollouts continue
     _params: Params | None = None  # that were loaded
 
     def load(self, params: Params) -> None:
@@ -93,12 +91,10 @@ class Generator:
         iteration: int,
         on_finish: OnFinish,
         kept: Batch | None = None,
-        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> tuple[list[RolloutGroup], RolloutReport]:
         """Samples a group of responses to each prompt.
 
         Args:
-          beside: entered while the last responses continue on half of the devices.
           kept: the batch's journal: responses on disk are taken from it, the others written to it.
           on_finish: called with each response as soon as it ends, and with its index among the
             responses of all groups.
@@ -108,16 +104,13 @@ class Generator:
         ids = np.array([request.prompt_id for request in requests])
         report, rollouts = RolloutReport(), dict[int, Rollout]()
 
-        every, running = range(len(requests)), ExitStack()
-        tail = self._tail(running, beside)
-
         def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
             asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
-            for i, done in self._generate(asked, report, expected, self.earlier, tail):
+            for i, done in self._generate(asked, report, expected, self.earlier):
                 yield places[i], done
 
-        with running:
-            running.enter_context(stage(stage_names.ROLLOUT, self.engine.mesh.devices.flat))
+        with stage(stage_names.ROLLOUT, self.engine.mesh.devices.flat):
+            every = range(len(requests))
             for i, done in kept.completions(requests, ask) if kept else ask(every):
                 rollouts[i] = to_rollout(prompts[i // size], i % size, done)
                 on_finish(i, rollouts[i])
@@ -128,29 +121,6 @@ class Generator:
             for i, prompt in enumerate(prompts)
         ]
         return groups, report
-
-    def _tail(
-        self, running: ExitStack, beside: Callable[[], AbstractContextManager[None]]
-    ) -> Tail | None:
-        """Returns where a rollout's last responses continue.
-
-        Args:
-          running: what is entered while the rollout runs.
-        """
-        if (tail := self.tail) is None:
-            return None
-
-        def begin() -> None:
-            running.close()
-            self.engine.release_weights()
-            with stage(stage_names.TRANSFER, self.engine.mesh.devices.flat):
-                params = self.trainer.transfer(self.params, tail.layout)
-            tail.engine.set_weights(params, tail.layout)
-            running.callback(tail.engine.release_weights)
-            running.enter_context(beside())
-            running.enter_context(stage(stage_names.ROLLOUT, tail.engine.mesh.devices.flat))
-
-        return replace(tail, begin=begin)
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yields the responses of an evaluation as they end; their lengths teach the planner
@@ -167,18 +137,15 @@ class Generator:
         report: RolloutReport,
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
-        tail: Tail | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """Yields the responses as they end. Raises UserError at the end if some could not be
         sampled."""
-        if self.engine.layout is None:  # the rollout before has ended in another engine
-            self.load(self.params)
         # Whatever layout the last rollout ended in: so an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reshard(first)
         stream = self.engine.stream(
-            requests, self.planner, report, expected=expected, earlier=earlier, tail=tail
+            requests, self.planner, report, expected=expected, earlier=earlier
         )
         advice = "go back to an earlier checkpoint, or lower --optimizer.learning_rate"
         yield from sampled(stream, len(requests), advice)
@@ -189,8 +156,6 @@ class Generator:
         prompt = np.array([rollout.prompt.id for rollout in rollouts])
         self.lengths = self.lengths.updated(lengths, is_cut, prompt)
         self.planner.observe_rollout(self.lengths)
-        if self.tail:
-            self.tail.planner.observe_rollout(self.lengths)
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:

@@ -48,8 +48,7 @@ from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
-from pat_jax.run.start.prepare import cost_planner, frozen, rollout_tail, warm_up
-from pat_jax.run.tail_reads import TailReads
+from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +195,7 @@ class Run:
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
         lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
         self.late = LateUpdates(self, lanes.late) if lanes.late else None
-        has_early = lanes.readers or lanes.trained or setup.tail or setup.places.is_split
+        has_early = lanes.readers or lanes.trained or setup.places.is_split
         early = partial(self.early_stages, lanes) if has_early else None
         self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
@@ -208,14 +207,11 @@ class Run:
     def early_stages(self, lanes: Lanes, prompts: Sequence[Prompt], step: int) -> EarlyStages:
         """Returns what is done with the responses to these prompts as they end."""
         learning = self.learner.early_learning if lanes.trained else None
-        size, tail = self.config.rollout.num_generations, None
-        if self.setup.tail:
-            made_of = self.config, self.setup.roles, self.setup.tail
-            tail = TailReads.of_run(*made_of, self.learner.states)
+        size = self.config.rollout.num_generations
         own = None
         if self.setup.places.is_split:
             own = OwnReads.of_run(self.config, self.setup.roles, self.learner.states)
-        return EarlyStages(lanes, learning, prompts, size, step, tail, own)
+        return EarlyStages(lanes, learning, prompts, size, step, own)
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:
@@ -233,7 +229,6 @@ class Run:
         keep = partial(frozen, config, setup, folder, measured, notify)
         latency = process_group().agree("profile", keep)
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
-        tail = rollout_tail(config, setup, lengths, self.weights_in)
         head, params = self.learner.exit_head, self.learner.state.params
         self.generator = Generator(
             setup.engine,
@@ -244,7 +239,6 @@ class Run:
             lengths,
             head and head.trainer,
             self.earlier and self.earlier.responses,
-            tail,
         )
         self.generator.load(params)
         self.generator.compare(params)

@@ -5,7 +5,6 @@ Knows options and checkpoints. Does not know when responses are scored, nor how 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +51,6 @@ class RewardRole:
     name: str  # a directory, or a name on the Hub
     reader: Reader
     scores: RewardModel
-    scorer_in: Callable[[Layout], TextScorer]  # another one of this model, without weights
 
     def check_weights(self) -> None:
         """Raises UserError if the weights of a Hub model cannot be downloaded or do not fit."""
@@ -88,11 +86,15 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
     max_length = _max_length(options, name, found.shape, rollout.max_length)
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
     scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
-    given: Any = {"max_length": max_length, "pad_id": found.pad_id, "fills": scorer.fills}
-    has_tail = config.placement.tail > 0  # in which a thread scores what has ended
-    scores = RewardModel(spec, found.tokenizer, scorer, **given, is_everywhere=has_tail)
-    again = partial(scorer_in, options, texts, scorer.reader.held.policy)
-    return RewardRole(name, scorer.reader, scores, again)
+    scores = RewardModel(
+        spec,
+        found.tokenizer,
+        scorer,
+        max_length=max_length,
+        pad_id=found.pad_id,
+        fills=scorer.fills,
+    )
+    return RewardRole(name, scorer.reader, scores)
 
 
 class Texts(NamedTuple):
@@ -128,19 +130,11 @@ class FoundRewardModel:
         policy = Policy.from_config(padded_for(devices, self.shape))
         least = least_tp(devices, policy.config, fsdp_size=fsdp_size)
         layout = with_usable_kernels(least, policy.config, page_size=page_size, dtype=DTYPES[dtype])
-        return scorer_in(options, texts, policy, layout)
-
-
-def scorer_in(
-    options: RewardModelOptions, texts: Texts, policy: Policy, layout: Layout
-) -> TextScorer:
-    """Returns the `TextScorer` of a model in this layout. Nothing is compiled or loaded yet."""
-    dtype = settled_dtype(options.dtype, layout.platform, is_checkpoint=True)
-    micro_shapes = _micro_shapes(options, texts, layout)
-    held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-    functions = functions_of(Compute(dtype), policy, layout)
-    predictor = Predictor(functions, policy.config.vocab_size)
-    return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
+        micro_shapes = _micro_shapes(options, texts, layout)
+        held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
+        functions = functions_of(Compute(dtype), policy, layout)
+        predictor = Predictor(functions, policy.config.vocab_size)
+        return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
 
 
 def find_reward_model(

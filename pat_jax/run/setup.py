@@ -48,7 +48,6 @@ from pat_jax.run.start.places import Places
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
-from pat_jax.run.start.tail import TailModels, build_tail
 from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
@@ -83,7 +82,6 @@ class Setup:
     reward_models: RewardModels
     critic: CriticModel | None
     places: Places
-    tail: TailModels | None  # of the end of rollouts; None: they stay on all devices
 
     @property
     def trainer(self) -> Trainer:
@@ -159,7 +157,7 @@ def _built(
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, of_rollout)
     require(
-        not (placed.carriers and rollouts.drafter.drafts.is_generated and not places.has_tail),
+        not (placed.carriers and rollouts.drafter.drafts.is_generated),
         "speculation.source",
         config.speculation.source,
         "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
@@ -177,8 +175,6 @@ def _built(
         if len(kept) < len(layouts):
             layouts, roles = kept, models.build(config, kept)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
-    made_of = places, placed, roles, rollouts, reward_models
-    tail = build_tail(config, *made_of, task.tokenizer.eos_ids)
     return Setup(
         config,
         task,
@@ -197,7 +193,6 @@ def _built(
         reward_models,
         critic,
         places,
-        tail,
     )
 
 

@@ -83,23 +83,6 @@ def is_whole_in_each_process(layout: Layout) -> bool:
     return all(len(shards) == num_shards for shards in held.values())
 
 
-def is_in_each_process(
-    shape: tuple[int, ...], source: jax.sharding.Sharding, target: jax.sharding.Sharding
-) -> bool:
-    """Whether each process holds, of an array in `source`, all shards that it needs in `target`."""
-    have, need = (_by_process(sharding, shape) for sharding in (source, target))
-    return all(shards <= have[process] for process, shards in need.items())
-
-
-def _by_process(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> dict[int, set[tuple[tuple[int, ...], ...]]]:
-    found: dict[int, set[tuple[tuple[int, ...], ...]]] = {}
-    for device, part in sharding.devices_indices_map(shape).items():
-        found.setdefault(device.process_index, set()).add(_bounds(part, shape))
-    return found
-
-
 def _cuts(layout: Layout) -> tuple[int, ...]:
     """The sizes of the axes that TP takes, innermost first. A layout whose cuts begin with those of
     another has parts of the other's shards."""
@@ -107,8 +90,8 @@ def _cuts(layout: Layout) -> tuple[int, ...]:
 
 
 def carried(tree: Any, shardings: Any) -> Any:
-    """Brings arrays to other devices, or to some of theirs, and takes them over. With several
-    processes, each shard must be one that a device of the same process holds."""
+    """Brings arrays to other devices, which may be more than theirs, and takes them over. With
+    several processes, each shard must be one that a device of the same process holds."""
     first, *_ = leaves = jax.tree.leaves(tree)
     target, *_ = jax.tree.leaves(shardings)
     # On the same devices buffers are taken over. Those of others are freed with `tree`.

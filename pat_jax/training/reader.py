@@ -4,8 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
@@ -90,17 +88,11 @@ class Reader:
         self.programs.compile_all(threads=os.cpu_count() or 1, only=asked)
 
     def _is_due(self, key: Key) -> bool:
-        return not key.rows or (key.rows, key.length) in self.largest
+        return (key.rows, key.length) in self.largest
 
     def take(self, params: Params) -> None:
         """Copies these parameters, to the reader's dtype and shards."""
         self.params = copied_to(params, self.abstract_params)
-
-    def release(self) -> None:
-        """Frees the parameters."""
-        for leaf in jax.tree.leaves(self._params):
-            leaf.delete()
-        self._params = None
 
     def read(self, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the reader's column, or with the likeliest tokens."""

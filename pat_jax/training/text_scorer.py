@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.planning.stage_names import SCORES, predictions
-from pat_jax.rl.batches.packing import Shape, fills, next_batch
+from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.scored import to_scored_batch
 from pat_jax.training.reader import Reader
 
@@ -26,10 +26,6 @@ class TextScorer:
     def fills(self, lengths: Sequence[int]) -> bool:
         """Returns whether texts of so many tokens fill batches."""
         return fills(lengths, self._micro_shapes)
-
-    def next_batch(self, lengths: Sequence[int]) -> int:
-        """Returns how many texts of so many tokens, the first ones, to score now; 0: none."""
-        return next_batch(lengths, self._micro_shapes)
 
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
         """Returns what the model predicts at the last token of each text.

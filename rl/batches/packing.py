@@ -139,23 +139,6 @@ def fills(
     return has_full or tokens >= FULL * sum(map(math.prod, packing.shapes))
 
 
-def next_batch(
-    lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
-) -> int:
-    """Returns how many of the examples, the first ones, to compute with now: those that the largest
-    micro-batch has room for, or fewer that fill smaller ones; 0: wait for others.
-
-    The arguments are those of `pack_rows`.
-    """
-    most, tokens, count = math.prod(micro_shapes[-1]), 0, 0
-    for length in lengths:
-        tokens += length
-        if count and tokens > most:
-            return count
-        count += 1
-    return count if count and fills(lengths, micro_shapes, prefixes) else 0
-
-
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:
     """Splits examples, roughly in their order, into batches that fit one micro-batch each.
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from threading import Lock
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,8 +26,6 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 # From the tokens of texts to the model's score of each.
 Score = Callable[[Sequence[Int[np.ndarray, " _"]]], Float[np.ndarray, " texts"]]
-# From the numbers of tokens of texts to how many of these, the first ones, to score now.
-NextBatch = Callable[[Sequence[int]], int]
 
 _Tokens = bytes  # of an int32 array: small, and it can be compared and be a key
 
@@ -55,7 +51,6 @@ class RewardModel:
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
         token that is another one. None: at the last token.
       fills: whether texts of so many tokens fill a batch; fewer wait while others are generated.
-      is_everywhere: whether each process submits all responses, also while no lane scores them.
     """
 
     def __init__(
@@ -67,44 +62,26 @@ class RewardModel:
         max_length: int,
         pad_id: int | None = None,
         fills: Callable[[Sequence[int]], bool] = is_any,
-        is_everywhere: bool = False,
     ):
         self.name, self.max_length, self._fills = name, max_length, fills
-        self._is_everywhere = is_everywhere
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
         self._waiting: list[_Waiting] = []
-        self._lock = Lock()  # of where responses wait: another thread submits them
         self._gathering: Gathers[_Waiting] | None = None
 
     @property
     def is_everywhere(self) -> bool:
         """Whether each process must submit all responses."""
-        return self._is_everywhere or self._gathering is not None
+        return self._gathering is not None
 
-    def score_on(
-        self,
-        lane: Gatherer | None,
-        score: Score | None = None,
-        next_batch: NextBatch | None = None,
-    ) -> None:
-        """From now on scores responses as they come, and those that wait.
+    def score_on(self, lane: Gatherer | None) -> None:
+        """From now on scores responses as they come.
 
         Args:
           lane: the one thread that gives programs to the model's devices during a rollout; None:
-            they are busy then, and responses wait. Its thread has ended then.
-          score: the model on the lane's devices; None: on its own.
-          next_batch: chooses among texts; None: all, once they fill a batch.
+            they are busy then, and responses wait.
         """
-        do = partial(self._score_all, Alone(), score=score or self._score)
-        fill = partial(all_if, partial(_fill, self._fills))
-        choose = partial(_first, next_batch) if next_batch else fill
-        with self._lock:
-            before, self._gathering = self._gathering, None
-            waiting = before.left() if before else self._waiting
-            self._gathering = lane.gathering(do, _digest, choose) if lane else None
-            self._waiting = []
-            for one in waiting:
-                self._wait(one)
+        do, fill = partial(self._score_all, Alone()), partial(_fill, self._fills)
+        self._gathering = lane.gathering(do, _digest, partial(all_if, fill)) if lane else None
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
@@ -116,16 +93,11 @@ class RewardModel:
         failures = [one for one in waiting.texts if isinstance(one, Failure)]
         if len(failures) == len(waiting.texts):  # there is nothing to score
             waiting.outcome.set_result(Outcome(scores=failures))
-        else:
-            with self._lock:
-                self._wait(waiting)
-        return waiting.outcome
-
-    def _wait(self, waiting: _Waiting) -> None:
-        if self._gathering is None:
+        elif self._gathering is None:
             self._waiting.append(waiting)
         else:
             self._gathering.add(waiting)
+        return waiting.outcome
 
     def try_out(self, responses: Sequence[Response]) -> Outcome:
         """Returns an outcome with a failure for each response that cannot be scored and 0 for the
@@ -148,13 +120,13 @@ class RewardModel:
             self._gathering.wait()
             return
         waiting, self._waiting = self._waiting, []
-        self._score_all(Alone() if self._is_everywhere else shares, waiting, self._score)
+        self._score_all(shares, waiting)
 
-    def _score_all(self, shares: Shares, waiting: Sequence[_Waiting], score: Score) -> None:
+    def _score_all(self, shares: Shares, waiting: Sequence[_Waiting]) -> None:
         own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
         every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
         try:
-            scores = score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+            scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
         except BaseException as error:
             for each in waiting:
                 each.outcome.set_exception(error)
@@ -184,19 +156,5 @@ class RewardModel:
 
 
 def _fill(fills: Callable[[Sequence[int]], bool], waiting: Sequence[_Waiting]) -> bool:
-    return fills(_lengths(waiting))
-
-
-def _first(next_batch: NextBatch, waiting: Sequence[_Waiting]) -> Sequence[int]:
-    """Chooses the first responses, as many as have the texts of the next batch."""
-    lengths = [_lengths([each]) for each in waiting]
-    texts, count = next_batch(list(chain.from_iterable(lengths))), 0
-    while texts > 0:
-        texts, count = texts - len(lengths[count]), count + 1
-    return range(count)
-
-
-def _lengths(waiting: Sequence[_Waiting]) -> list[int]:
-    """The tokens of each text, equal ones once."""
     texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
-    return [len(one) // np.dtype(np.int32).itemsize for one in texts]
+    return fills([len(one) // np.dtype(np.int32).itemsize for one in texts])

@@ -232,17 +232,13 @@ class Scoring(Generic[Ended]):
         """Has the reward models score the responses, which wait for that."""
         if not self._scorer.models:
             return
-        self.check()
+        self._scorer.thread.submit(int).result()  # all that was added before has been read
+        if self._end.done():
+            self._end.result()
         for model in self._scorer.models.values():
             model.ask()
         for model in self._scorer.models.values():
             model.score_waiting(self._scorer.shares)
-
-    def check(self) -> None:
-        """Waits until all that was added has been read. Raises UserError as `add` does."""
-        self._scorer.thread.submit(int).result()
-        if self._end.done():
-            self._end.result()
 
     @property
     def _is_over(self) -> bool:

@@ -36,12 +36,12 @@ def main() -> None:
     options = parse(sys.argv[1:], Options, presets=None)
     join(options.distributed)
     configure(options.devices)
-    from placed_runs import ended, slow_tails
+    from placed_runs import ended
     from runs import presets_of_one_layer
 
     for line in options.runs.splitlines():
         name, _, asked = line.partition(":")
-        with presets_of_one_layer("tiny"), slow_tails():
+        with presets_of_one_layer("tiny"):
             found = ended(Path(options.out) / name, Path(options.judge), *asked.split())
         if process_group().is_first:
             (Path(options.out) / f"{name}.pickle").write_bytes(pickle.dumps(found))

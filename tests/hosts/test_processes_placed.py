@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from placed_runs import MANY, WAITED, differences, ended, waited
+from placed_runs import WAITED, differences, ended, waited
 from runs import QWEN3, ROOT, presets_of_one_layer, write_checkpoint
 from several import SMALL, ends, errors, start_all
 
@@ -38,26 +38,6 @@ def test_two_processes_learn_what_one_learns_in_every_placement(tmp_path: Path):
         assert set(map(tuple, other.devices.values())) == {tuple(devices)}, name
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_processes_learn_what_one_learns_with_a_tail(tmp_path: Path):
-    """The last responses continue on a device of each, while models read on the other one."""
-    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
-    judge = write_checkpoint(tmp_path / "judge", scalar)
-    lines = f"tail:--devices 4 --layout dp4tp1 {' '.join(MANY)} --placement.tail 40"
-    options = "--runs", lines, "--judge", str(judge), "--out", str(tmp_path)
-    for code, output in ends(start_all(2, *options, program=WORKER), timeout=800):
-        assert code == 0, output
-    with presets_of_one_layer("tiny"):
-        flat = ended(tmp_path / "flatten", judge, "--layout", "dp2tp1", "--devices", "2", *MANY)
-    other = pickle.loads((tmp_path / "tail.pickle").read_bytes())
-    assert differences(other, flat) == [] and other.compiled == []
-    assert set(map(tuple, other.devices.values())) == {(0, 1)}
-    for row in other.rows:
-        assert row["rollout/layouts"] == "dp4tp1 -> dp2tp1"
-        assert row["reward/early_seconds"] > 0 and row["reward/early_waited_seconds"] > 0
-
-
 # The thread beside the main one comes to this for the second time.
 FAILS = """
 import os, signal
@@ -77,7 +57,6 @@ run_command(train.main)
 """
 READS = {"module": "pat_jax.training.reader", "of": "Reader", "method": "read"}
 SUMS = {"module": "pat_jax.training.summed_gradients", "of": "SummedGradients", "method": "add"}
-COPIES = {"module": "pat_jax.training.copied_reader", "of": "CopiedReader", "method": "read"}
 RAISES, DIES = 'raise OSError("no device")', "os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -87,15 +66,13 @@ RAISES, DIES = 'raise OSError("no device")', "os.kill(os.getpid(), signal.SIGKIL
     ("gone", "how", "where"),
     [
         *((0, RAISES, READS), (1, RAISES, READS), (1, DIES, READS), (1, RAISES, SUMS)),
-        *((0, RAISES, COPIES), (1, RAISES, COPIES), (1, DIES, COPIES)),
     ],
 )
 def test_where_a_lane_of_one_fails_both_end_with_a_sentence(
     tmp_path: Path, gone: int, how: str, where: dict[str, str]
 ):
     options = [*SMALL, "--eval.every", "0", "--steps", "1000", "--algorithm.beta", "0.1"]
-    placed = [*MANY, "--placement.tail", "40"] if where is COPIES else ["--placement", "separate"]
-    options += [*placed, "--run_dir", str(tmp_path / "run")]
+    options += ["--placement", "separate", "--run_dir", str(tmp_path / "run")]
     options += ["--placement.overlap", "gradients"] * (where is SUMS)
     program = "-c", FAILS.format(index=gone, how=how, **where)
     found = ends(start_all(2, *options, program=program))

@@ -32,11 +32,10 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
 
 @pytest.mark.parametrize(
     ("count", "when"),
-    [(2, "after"), (3, "after"), (2, "early"), (3, "early"), (2, "everywhere"), (3, "in part")],
+    [(2, "after"), (3, "after"), (2, "early"), (3, "early")],
 )
 def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
-    """After all responses have ended, or as they end, on a thread beside. Or each process submits
-    all, and the thread scores none of them or a part."""
+    """After all responses have ended, or as they end, on a thread beside."""
     is_early = when == "early"
     told = [Response(prompt, answer, {}) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 
@@ -47,22 +46,15 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
             batches.extend(text.tobytes() for text in texts)
             return np.array([len(text) for text in texts], np.float32)
 
-        has_all = when in ("everywhere", "in part")
-        model = RewardModel(SPEC, tokenizer, score, max_length=8, is_everywhere=has_all)
+        model = RewardModel(SPEC, tokenizer, score, max_length=8)
         lane = LaneThread("lane", one)
         if is_early:
             model.score_on(lane)
-        if when == "in part":
-            model.score_on(lane, score, lambda lengths: min(len(lengths), 2))
         with lane, RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
             scoring = scorer.begin(PROMPTS, told.__getitem__)
             # Responses end in another order in each process.
             for row in np.random.default_rng(one.index).permutation(len(told)).tolist():
                 scoring.add(row, row)
-            if when == "in part":
-                scoring.check()
-                lane.finish()
-                model.score_on(None)
             found = scoring.rewards().tolist()
             lane.finish()
             return found, batches
@@ -73,7 +65,7 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
     expected = [len(text) + 2.0 for text in whole]  # the beginning and the end are tokens, too
     np.testing.assert_array_equal(ours[0], [*expected[:-1], np.nan])
     assert len(set(ours[1])) == len(set(whole[:-1]))
-    assert is_early or when == "in part" or len(ours[1]) == len(set(whole[:-1]))
+    assert is_early or len(ours[1]) == len(set(whole[:-1]))
     for other in others:
         np.testing.assert_array_equal(other[0], ours[0])
         assert other[1] == ours[1]

@@ -11,7 +11,6 @@ from pat_jax.rl.batches.packing import (
     PASS_COST,
     Prefix,
     fills,
-    next_batch,
     pack_rows,
     shapes,
     single_passes,
@@ -162,16 +161,3 @@ def test_single_passes_keep_the_order_and_fill_one_micro_batch_each(lengths, mos
         assert sum(lengths[i] for i in batch) <= 2 * 16
     for one, later in pairwise(batches):
         assert len(one) == most or sum(lengths[i] for i in one) + lengths[later[0]] > 16
-
-
-@given(st.lists(st.integers(1, 60), max_size=20))
-def test_the_next_batch_is_a_largest_micro_batch_or_fills_smaller_ones(lengths: list[int]):
-    micro_shapes = [(1, 64), (2, 64), (4, 64)]
-    count = next_batch(lengths, micro_shapes)
-    assert sum(lengths[:count]) <= 256
-    if count < len(lengths) and count:
-        assert sum(lengths[: count + 1]) > 256
-    elif count:
-        assert fills(lengths, micro_shapes)
-    else:
-        assert sum(lengths) <= 256 and not fills(lengths, micro_shapes)

@@ -1,7 +1,6 @@
 """A model as a reward: what it reads, when it runs, and what a response that it cannot read costs."""
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,37 +254,6 @@ def test_texts_that_fill_no_batch_wait_on_a_lane_until_they_are_asked_for(chat):
         model.score_waiting(Alone())
         assert last.done()
     assert [len(batch) for batch in score.batches] == [2, 1]
-
-
-def test_some_that_wait_are_scored_by_a_copy_meanwhile(chat):
-    own, copy = Lengths(), Lengths()
-    model = RewardModel(SPEC, chat, own, max_length=1000)
-    prompts = [f"prompt {i}" for i in range(12)]
-    with RewardScorer(SPEC, timeout=30.0, models={SPEC: model}) as scorer:
-        ended = [Response(x, "ended" * i, {}) for i, x in enumerate(prompts)]
-        scoring = scorer.begin(prompts, ended.__getitem__)
-        for i in range(10):
-            scoring.add(i, i)
-        scorer.thread.submit(int).result()  # all of them wait
-
-        def next_batch(lengths: Sequence[int]) -> int:
-            return 3 if len(lengths) >= 3 else 0
-
-        with LaneThread("lane") as lane:
-            model.score_on(lane, copy, next_batch)
-            scoring.add(10, 10)
-            scorer.thread.submit(int).result()
-            while not copy.batches:
-                time.sleep(0.001)
-            lane.finish()
-            model.score_on(None)
-        assert {*map(len, copy.batches)} == {3} and own.batches == []
-        scoring.add(11, 11)
-        rewards = scoring.rewards()
-    every = [x for batch in (*copy.batches, *own.batches) for x in batch]
-    assert len(every) == 12 == len({*every}) and len(own.batches) == 1
-    expected = [len(scored_tokens(chat, x, "ended" * i)) for i, x in enumerate(prompts)]
-    assert rewards.tolist() == expected
 
 
 def test_a_score_that_is_no_number_fails_alone(chat):

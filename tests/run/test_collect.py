@@ -37,8 +37,8 @@ class Sampler:
 
     policy, lengths = 1, None
 
-    def rollout(self, prompts, iteration, on_finish, kept, beside):
-        del kept, beside
+    def rollout(self, prompts, iteration, on_finish, kept):
+        del kept
         self.iterations.append(iteration)
         groups, report = [], RolloutReport()
         for i, prompt in enumerate(prompts):

@@ -103,18 +103,6 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
             "expected 0 with --placement.overlap none",
         ),
         (f"{LAG} --placement split", "placement.lag is 1: expected 0 with --placement split"),
-        (
-            "--placement separate --placement.tail 8",
-            "placement.tail is 8: expected 0 with --placement separate",
-        ),
-        ("--placement.reward half --placement.tail 8", "0 where models have devices of their own"),
-        ("--placement.tail 8 --placement.overlap none", "0 with --placement.overlap none"),
-        ("--placement.tail 8 --deterministic --rollout.compile all", "0 with --deterministic"),
-        ("--placement.tail 8 --train false", "0 with --train false"),
-        ("--placement.tail 8 --lora.rank 4", "0 with --lora.rank"),
-        ("--placement.tail -1", "placement.tail is -1"),
-        ("--placement.tail 256", "placement.tail is 256: expected less than the 128 responses"),
-        ("--placement.tail 8 --switch_to dp1tp8 --switch_at 4", "0 with --switch_to"),
         ("--placement both", "placement.name is 'both'"),
         ("--placement auto", "is 'auto': expected one of flatten, interleave, separate, split"),
         (
@@ -170,10 +158,6 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
         ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
-        ((4, 2), "--placement.tail 8", "placement.tail is 8: expected the same number of devices"),
-        ((1, 1), "--placement.tail 8", "placement.tail is 8: expected 0, since each of the 2"),
-        ((3, 3), "--placement.tail 8", "is 8: expected 0 with 3 devices in each process, which"),
-        ((3,), "--placement.tail 8", "placement.tail is 8: expected 0 with 3 devices"),
     ],
 )
 def test_processes_that_cannot_be_cut_alike_are_told(
@@ -215,7 +199,6 @@ def test_devices_in_another_order_than_their_processes_are_not_split():
         ((2,) * 4, "--placement split", "is 'grpo': expected ppo, which has a critic, with"),
         ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
         ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
-        ((2,) * 4, f"{SPLIT} --placement.tail 8", "placement.tail is 8: expected 0 with"),
         ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
         (
             (2,) * 4,
@@ -235,20 +218,6 @@ def test_processes_that_cannot_be_split_are_told(
     with pytest.raises(OptionError) as error:
         Places.of(parse(options.split()), of_processes(*sizes))
     assert expected in str(error.value) and str(error.value).count(". ") == 0
-
-
-def test_a_tail_has_half_of_the_devices():
-    devices = of_processes(6)
-    places = Places.of(parse(("--placement.tail", "8")), devices)
-    assert places.halves == (devices[:3], devices[3:]) and places["rollout"] == devices
-
-
-def test_a_tail_has_half_of_the_devices_of_each_process():
-    devices = of_processes(4, 4)
-    places = Places.of(parse(("--placement.tail", "8")), devices)
-    first, second = ([device.id for device in half] for half in places.halves)
-    assert first == [0, 1, 4, 5] and second == [2, 3, 6, 7] and places["rollout"] == devices
-    assert places.describe({"policy"}) == ""
 
 
 @given(st.sampled_from(get_args(PlacementName)), st.integers(1, 16))

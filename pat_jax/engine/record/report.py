@@ -16,7 +16,7 @@ from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
-from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan, Split
+from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan
 
 MIB = 2**20
 
@@ -53,10 +53,9 @@ class RolloutReport:
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
-    # Tokens that running sequences' pages have room for, and those without a token, summed over
-    # the starts and ends of bursts. Reserved pages count as free.
-    kv_slots: int = 0
-    kv_unused: int = 0
+    # Unused share of the tokens that running sequences' pages have room for, averaged over the
+    # starts and ends of bursts. Reserved pages count as free.
+    kv_waste: float = math.nan
     preempted: int = 0  # preemptions
     expected: np.ndarray | None = None  # float[sequences], predicted tokens of the responses
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -120,27 +119,6 @@ class RolloutReport:
         )
         self.moves.append(move)
 
-    def add_tail(
-        self, splits: tuple[Split, Split], running: int, began_s: float, seconds: float
-    ) -> None:
-        """Adds the move of the last sequences to another engine."""
-        source, target = map(str, splits)
-        move = Move(
-            step=self.decode_steps,
-            running=running,
-            source=source,
-            target=target,
-            seconds=seconds,
-            predicted_saving_s=0.0,
-            predicted_cost_s=0.0,
-            kv="recompute",
-            reason=f"{running} sequences are left, and others of the devices are needed",
-            sequences=running,
-            fullest=(-(-running // splits[0].dp), -(-running // splits[1].dp)),
-            at_s=began_s,
-        )
-        self.moves.append(move)
-
     @property
     def switches(self) -> list[Move]:
         """Moves to another layout."""
@@ -200,11 +178,6 @@ class RolloutReport:
         return _ratio(self.busy_rows, self.total_rows)
 
     @property
-    def kv_waste(self) -> float:
-        """Unused share of the tokens that running sequences' pages have room for."""
-        return _ratio(self.kv_unused, self.kv_slots)
-
-    @property
     def balance_share(self) -> float:
         """Share of the rollout's seconds spent on moves between replicas of a layout."""
         return _ratio(self.spent("balance"), self.total_s)
@@ -220,10 +193,9 @@ class RolloutReport:
         self.prefill_room += room
 
     def finish(self, scheduler: Scheduler, clock: Stopwatch) -> None:
-        """Adds the totals of one engine, after its last burst."""
-        self.preempted += scheduler.num_preempted
-        self.kv_slots += scheduler.kv_slots
-        self.kv_unused += scheduler.kv_unused
+        """Adds the totals after the last sequence has ended."""
+        self.preempted = scheduler.num_preempted
+        self.kv_waste = _ratio(scheduler.kv_unused, scheduler.kv_slots)
         self.total_s, self.seconds = clock.elapsed, clock.seconds
         self.done_after = np.sort(scheduler.table.done_after).tolist()
 

@@ -125,11 +125,6 @@ class SequenceTable:
         self.row[sequences] = NO_ROW
         self._changed()
 
-    def leave(self, num_replicas: int) -> None:
-        """Takes all rows: unfinished sequences wait for those of `num_replicas` others."""
-        self.row[:], self.num_replicas = NO_ROW, num_replicas
-        self._changed()
-
     def advance(
         self,
         emitted: np.ndarray,

@@ -49,8 +49,6 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     progress.print(opening(config, setup.policy, setup.devices, lora))
     if places := setup.describe_places():
         progress.print(places)
-    if setup.tail:
-        progress.print(setup.tail.described)
     layouts = ", ".join(map(str, setup.layouts))
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 
@@ -63,8 +61,7 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
     models = [one.reader for one in setup.reward_models.values()]
     of_models = sum(len(one.to_compile(by_need=False)) for one in models)
     of_roles = setup.roles.to_compile(by_need=is_by_need)
-    of_tail = setup.tail.to_compile(by_need=is_by_need) if setup.tail else 0
-    count = of_roles + of_models + of_tail + setup.engine.to_compile()
+    count = of_roles + of_models + setup.engine.to_compile()
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
     update = compile_update(
@@ -73,10 +70,6 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
     for one in models:  # few programs, without a backward pass
         one.compile(by_need=False)
     check_room(setup.reward_models, setup.memory, setup.held_without_rollouts)
-    if tail := setup.tail:
-        tail.compile(by_need=is_by_need)
-        tail.check_room(setup.roles, setup.memory.limit)
-        tail.engine.compile(_show("end of rollout", progress))
     setup.engine.compile(_show("rollout", progress))
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")

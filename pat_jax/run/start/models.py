@@ -44,7 +44,7 @@ class RunModels:
             config,
             self.policy,
             self.placed.policy,
-            {**layouts, **self.placed.tail},
+            layouts,
             *made_of,
             reference=self.placed.reference,
             carriers=self.placed.carriers,

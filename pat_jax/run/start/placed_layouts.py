@@ -5,7 +5,7 @@ Knows options, places and models. Does not know what runs in a layout.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.owners import owners
@@ -29,9 +29,6 @@ class PlacedLayouts:
     dropped: Sequence[str]  # why layouts of rollouts are missing
     # Of weights to rollouts on other devices, by their layout.
     carriers: Mapping[Split, Carrier]
-    # Of the last responses of a rollout, on half of the devices: the one with the most TP. Empty:
-    # they stay on all.
-    tail: Mapping[Split, Layout] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -52,31 +49,7 @@ class PlacedLayouts:
             sent = {} if own is chain else carriers(own, chain)
             if own is not chain and policy.spans_processes:
                 _check_experts(config, own, chain, sent)
-        placed = cls(policy, reference, layouts, dropped, sent)
-        return _with_tail(placed, config, model, places, chain) if places.has_tail else placed
-
-
-def _with_tail(
-    placed: PlacedLayouts,
-    config: RunConfig,
-    model: ModelConfig,
-    places: Places,
-    chain: Mapping[Split, Layout],
-) -> PlacedLayouts:
-    """Returns the layouts with that of a rollout's tail.
-
-    Raises:
-      OptionError: weights cannot be sent there.
-    """
-    name, asked = "placement.tail", config.placement.tail
-    require(model.experts is None, name, asked, "0 with a model that has experts")
-    half, _ = chain_of(config, model, places.halves[0], placed.policy.kernels)
-    inside = len(places.parts[0]) // 2  # TP over several processes is too slow for few sequences
-    sent = {split: x for split, x in carriers(chain, half).items() if split.tp <= inside}
-    expected = "0: half of the devices of a process have no layout that all of them have"
-    require(len(sent) > 0, name, asked, expected)
-    widest = max(sent, key=lambda split: split.tp)
-    return replace(placed, tail={widest: half[widest]}, carriers={widest: sent[widest]})
+        return cls(policy, reference, layouts, dropped, sent)
 
 
 def _spread(

@@ -7,7 +7,7 @@ and devices. Does not know models, nor what the roles do.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from pat_jax.common.devices import Device
@@ -34,7 +34,6 @@ class Places:
     devices: Sequence[Device]
     placement: Placement  # of the devices of each part
     parts: Sequence[Sequence[Device]]  # of each process; of all together if none is cut
-    has_tail: bool = False  # whether rollouts end on the first half of the devices
     is_split: bool = False  # whether models have whole processes
 
     @classmethod
@@ -57,12 +56,7 @@ class Places:
             require(is_possible, "placement.overlap", options.overlap, expected)
             expected = "0 with --placement flatten, where all models have the rollouts' devices"
             require(not options.lag, "placement.lag", options.lag, expected)
-            if options.tail:
-                whose = " in each process" * (len(parts) > 1)
-                expected = f"0 with {count} devices{whose}, which have no halves"
-                options.need("tail", count % 2 == 0, expected)
-            return replace(found, has_tail=options.tail > 0)
-        options.need("tail", not options.tail, "0 where models have devices of their own")
+            return found
         of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
         require(
             of_policy == of_rollout or placement.are_apart("policy", "rollout"),
@@ -84,13 +78,6 @@ class Places:
     def __getitem__(self, role: PlacedRole) -> list[Device]:
         """The devices of a role."""
         return [part[i] for part in self.parts for i in self.placement.places[role]]
-
-    @property
-    def halves(self) -> tuple[list[Device], list[Device]]:
-        """The devices on which a rollout ends, and those on which models read meanwhile."""
-        half = len(self.parts[0]) // 2
-        first = [device for part in self.parts for device in part[:half]]
-        return first, [device for part in self.parts for device in part[half:]]
 
     def differ(self, one: PlacedRole, other: PlacedRole) -> bool:
         """Whether two roles have different devices."""
@@ -176,8 +163,6 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
     asked = {role: getattr(options, role) for role in ROLES if getattr(options, role)}
     if options.name != "flatten":
         asked = {"name": options.name}
-    if options.tail:
-        asked = {"tail": options.tail}
     if not asked:
         return [list(devices)]
     parts: dict[int, list[Device]] = {}
@@ -185,7 +170,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
         parts.setdefault(device.process_index, []).append(device)
     sizes = {len(part) for part in parts.values()}
     (field, value), *_ = asked.items()
-    otherwise = "0" if options.tail else "flatten for all models"
+    otherwise = "flatten for all models"
     expected = f"the same number of devices in each process, or {otherwise}"
     require(len(sizes) == 1, f"placement.{field}", value, expected)
     expected = (

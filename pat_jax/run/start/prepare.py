@@ -8,8 +8,6 @@ from pathlib import Path
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.engine import RolloutEngine, Tail
-from pat_jax.engine.sizing.memory import memory_model
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
@@ -18,7 +16,6 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.run.setup import Setup
 
@@ -36,23 +33,6 @@ def warm_up(
     measured = Warmup(setup.engine, known=known, recheck=True).measure(load_weights)
     keep_profile(config, setup.subject, setup.profile, measured)
     return measured
-
-
-def rollout_tail(
-    config: RunConfig,
-    setup: Setup,
-    lengths: LengthModel,
-    load_weights: Callable[[Layout], Params],
-) -> Tail | None:
-    """Runs the programs of a rollout's tail, and returns where it continues; None: it has none."""
-    if (tail := setup.tail) is None:
-        return None
-    measured = Warmup(tail.engine).measure(load_weights)
-    resident = setup.roles.resident_on(tail.engine.mesh.devices.flat)
-    made_of = tail.engine.specs, config.rollout
-    memory = memory_model(*made_of, limit=setup.memory.limit, resident=resident)
-    planner = _planner(config, tail.engine, measured, lengths, memory)
-    return Tail(tail.engine, planner, tail.at)
 
 
 def keep_profile(
@@ -74,24 +54,14 @@ def keep_profile(
 def cost_planner(
     config: RunConfig, setup: Setup, latency: LatencyModel, lengths: LengthModel
 ) -> CostModelPlanner:
-    return _planner(config, setup.engine, latency, lengths, setup.memory)
-
-
-def _planner(
-    config: RunConfig,
-    engine: RolloutEngine,
-    latency: LatencyModel,
-    lengths: LengthModel,
-    memory: MemoryModel,
-) -> CostModelPlanner:
-    specs = engine.specs
+    specs = setup.engine.specs
     return CostModelPlanner(
-        tuple(engine.layouts),
+        tuple(setup.engine.layouts),
         latency.on(specs.buckets.rows, specs.buckets.lengths),
         lengths,
         carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
-        memory=memory,
+        memory=setup.memory,
         acceptance=unseen_acceptance(specs.drafts),
         drafts=specs.drafts.limits,
     )

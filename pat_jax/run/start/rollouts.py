@@ -4,13 +4,12 @@ Knows options and memory. Does not know data, nor what is trained.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import process_group
-from pat_jax.common.rules import MOST_RESPONSES
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
@@ -49,10 +48,6 @@ class Rollouts:
             drafts,
         )
 
-    def on(self, devices: Sequence[Device]) -> "Rollouts":
-        """Returns the same rollouts on other devices."""
-        return replace(self, devices=devices)
-
     @property
     def drafter(self) -> Drafter:
         return self.drafts.drafter
@@ -61,24 +56,16 @@ class Rollouts:
     def dtype(self) -> jnp.dtype:
         return DTYPES[self.config.compute_dtype]
 
-    def memory_alone(
-        self, layouts: dict[Split, Layout], resident: object = (), options: str = ""
-    ) -> MemoryModel:
+    def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
         """Returns the memory that each layout takes of a device. A layout that a rollout may start
-        in has to fit.
-
-        Args:
-          resident: shapes and shardings of other arrays on the devices.
-          options: those that led to these layouts, for messages; empty: the layouts' own.
-        """
+        in has to fit. `resident` has shapes and shardings of other arrays on the devices."""
         config, rollout = self.config, self.config.rollout
         held = {"resident": resident, "drafter": self.drafter}
         limit = memory_limit(rollout, self.devices)
         memory = memory_alone(self.policy, layouts, rollout, self.dtype, limit=limit, **held)
         starts = list(layouts) if config.layout_choice.is_planned else list(layouts)[:1]
         name = "switch_to" if config.switch_to else "layout"
-        options = options or f"option --{name} is {getattr(config, name)!r}"
-        check_memory(memory, starts, options)
+        check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
         return memory
 
     def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:
@@ -89,17 +76,9 @@ class Rollouts:
         return whole_sequences(self.policy, layouts, rollout, self.dtype, **held)
 
     def engine(
-        self,
-        layouts: dict[Split, Layout],
-        eos_ids: Sequence[int],
-        resident: object = (),
-        most: int | None = None,
+        self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
-        """Builds the engine; `resident` is as in `memory_alone`.
-
-        Args:
-          most: sequences that it is ever given; None: those of an iteration.
-        """
+        """Builds the engine; `resident` is as in `memory_alone`."""
         config, rollout, drafts = self.config, self.config.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout, self.devices)
@@ -107,7 +86,7 @@ class Rollouts:
             self.policy,
             self.devices,
             rollout,
-            capacity=min(most_at_once(*made_of, self.devices), most or MOST_RESPONSES),
+            capacity=most_at_once(*made_of, self.devices),
             eos_ids=eos_ids,
             dtype=self.dtype,
             layouts=layouts,
