@@ -26,7 +26,6 @@ PPO = """
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
 WAITED = {"scores": ["reward/early_waited_seconds"], "none": []}
-WAITED["gradients"] = [*WAITED["scores"], "train/early_waited_seconds"]
 SAME = "reward/mean", "reward/judge/mean", "train/loss", "critic/loss"
 TRAINED = "train", "critic"
 

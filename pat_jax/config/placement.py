@@ -31,11 +31,10 @@ class PlacementConfig(Options):
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
     With several processes, each has its own halves except with split."""
-    overlap: Literal["none", "scores", "gradients"] = "scores"
-    """What is done while others are still generated, by models whose devices do no rollouts. scores:
-    reward models, reference, teacher and critic read each response as it ends. gradients: policy and
-    critic add up the gradients of each group whose responses have ended, too. none: all read after
-    the rollout, as with --deterministic."""
+    overlap: Literal["none", "scores"] = "scores"
+    """When models whose devices do no rollouts read. scores: reward models, reference, teacher and
+    critic read each response as it ends, in a run of one process. none: they read after the rollout,
+    as with several processes and with --deterministic."""
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
@@ -62,10 +61,8 @@ class PlacementConfig(Options):
         for role in sorted(roles) if is_split else ():
             self.need(role, not getattr(self, role), "nothing with --placement split")
         self.need("lag", not (self.lag and is_split), "0 with --placement split")
-        sums_early = self.overlap == "gradients" and is_split
-        self.need("overlap", not sums_early, "none or scores with --placement split")
-        needs_scores = self.lag and self.overlap != "scores"
-        self.need("lag", not needs_scores, f"0 with --placement.overlap {self.overlap}")
+        reads_late = self.lag and self.overlap == "none"
+        self.need("lag", not reads_late, "0 with --placement.overlap none")
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the

@@ -101,7 +101,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_critic()
         self._check_warmup()
         self._check_teacher()
-        self._check_overlap()
         self._check_lag()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
@@ -174,32 +173,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def learning_notes(self) -> list[str]:
         """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
-
-    @property
-    def gradients_wait_for(self) -> str:
-        """An option with which no gradients are summed before the rollout has ended, in words;
-        empty if there is none."""
-        algorithm = self.algorithm
-        needs = {
-            "several optimizer steps in an iteration": self.updates_per_step > 1,
-            "--algorithm.whiten_advantages": algorithm.whiten_advantages,
-            "--algorithm.whiten_rewards": algorithm.whiten_rewards,
-            "--algorithm.scale_rewards batch": algorithm.scale_rewards == "batch",
-            "--algorithm.normalize_reward": algorithm.normalize_reward,
-            "--algorithm.reward_adjustment": algorithm.reward_adjustment != "none",
-            "--algorithm.dynamic_sampling": algorithm.dynamic_sampling > 0,
-            "--algorithm.router_aux_loss_coef": algorithm.router_aux_loss_coef > 0,
-            "--teacher.top_k": self.teacher.top_k > 0,
-            "--deterministic": self.deterministic,
-            "--roles.rest host": self.roles.rest == "host",
-        }
-        return next((name for name, is_set in needs.items() if is_set), "")
-
-    def _check_overlap(self) -> None:
-        """Raises OptionError if gradients are to be summed early, and cannot be."""
-        found = self.gradients_wait_for
-        is_possible = self.placement.overlap != "gradients" or not found
-        self.need("placement.overlap", is_possible, f"none or scores with {found}")
 
     def _check_lag(self) -> None:
         """Raises OptionError if batches are to be sampled from an older policy, and cannot be."""

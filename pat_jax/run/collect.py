@@ -16,7 +16,7 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import has_signal
-from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import describe_rewards
@@ -24,19 +24,19 @@ from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
-from pat_jax.run.early_columns import Columns
-from pat_jax.run.early_stages import EarlyStages
+from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.logging.rollout_metrics import describe_rollouts
 from pat_jax.run.logging.speed import sequence_lengths
+from pat_jax.run.own_reads import OwnReads
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
-from pat_jax.training.summed_gradients import SummedGradients
 
 History = tuple[Totals, LengthModel]  # what all iterations so far drew, and how long it was
+Reads = EarlyColumns | OwnReads  # of one batch
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Drawn:
     scores: Sequence[FunctionScores]  # of each reward function
     hidden_seconds: float  # of scoring while the rollout was running
     from_disk: int = 0  # responses that were generated before the run was killed
-    early: EarlyStages | None = None
+    reads: Reads | None = None  # None: models read when they learn
 
     @property
     def columns(self) -> Columns:
-        """Columns of responses that were predicted while others were still generated."""
-        return self.early.columns.columns if self.early else {}
+        """Columns of the responses that are known already."""
+        return self.reads.columns if self.reads else {}
 
     @property
     def by_function(self) -> ScoresByFunction:
@@ -83,7 +83,6 @@ class Experience:
     last: Drawn  # the batch that completed it
     drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
     columns: Columns  # of the responses of `groups`, those that are known already
-    summed: Mapping[str, SummedGradients]  # by trained role, where they are known already
     history: History  # with this iteration
     measured: dict[str, Any]
 
@@ -107,15 +106,15 @@ class Collector:
         progress: Progress,
         unfinished: RolloutJournal,
         totals: Totals,
-        early: Callable[[Sequence[Prompt], int], EarlyStages] | None = None,
+        reads: Callable[[], Reads] | None = None,
     ):
-        """`totals` counts what earlier iterations drew. `early` returns what is done with the
-        responses to some prompts, in an iteration from 0, while others are generated."""
+        """`totals` counts what earlier iterations drew. `reads` returns what models read of a
+        batch before they learn from it; None: nothing."""
         self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
-        self.totals, self._early = totals, early
+        self.totals, self._reads = totals, reads
         self._failed = FailedRollouts(config.optimizer.max_skipped)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
@@ -140,7 +139,7 @@ class Collector:
         every = [group for one in drawn for group in one.groups]
         if not groups:
             made_of = last.groups, last.rewards, last.by_function
-            return Experience(*made_of, last, every, last.columns, {}, history, measured)
+            return Experience(*made_of, last, every, last.columns, history, measured)
         first = slice(wanted)
         rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
         made_of = groups[first], rewards, by_function.of_groups(first)
@@ -149,9 +148,7 @@ class Collector:
         known = {
             name: [x for part in columns for x in part[name]][:num_responses] for name in names
         }
-        gradients = last.early.gradients if last.early else None
-        summed = gradients.summed if gradients else {}
-        return Experience(*made_of, last, every, known, summed, history, measured)
+        return Experience(*made_of, last, every, known, history, measured)
 
     def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
         """Whether the algorithm finds a difference between the responses of a group."""
@@ -166,25 +163,23 @@ class Collector:
         prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
-        early = self._early(prompts, step) if self._early else None
-        told = early.note if early and early.gradients else None
-        scoring = self._scorer.begin(texts, self._read, kept, told)
+        reads = self._reads() if self._reads else None
+        scoring = self._scorer.begin(texts, self._read, kept)
 
         def on_finish(index: int, ended: Rollout) -> None:
-            if early:
-                early.scoring = scoring
-                early.add(index, ended)
+            if reads:
+                reads.add(index, ended)
             scoring.add(index, ended)
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
             groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
-            if early:
-                early.ask()
+            if reads:
+                reads.ask()
             rewards = wait_for_rewards(scoring, self._progress, self._failed)
-            if early:
-                early.wait()
+            if reads:
+                reads.wait(len(responses))
         kept.keep_all(scoring.scores)
         if kept.taken:
             self._progress.print(
@@ -195,7 +190,7 @@ class Collector:
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
         hidden = scoring.hidden_seconds
-        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken, early)
+        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken, reads)
 
 
 def _of_groups(columns: Columns, keeps: np.ndarray, size: int) -> Columns:
@@ -218,11 +213,7 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured["rollout/batches"] = len(drawn)
     measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
-    if early := [x for one in drawn if one.early and (x := one.early.read_early)]:
+    if early := [x for one in drawn if isinstance(x := one.reads, EarlyColumns)]:
         measured["reward/early_seconds"] = sum(one.busy_seconds for one in early)
         measured["reward/early_waited_seconds"] = sum(one.waited_seconds for one in early)
-    gradients = [one.early.gradients for one in drawn if one.early and one.early.gradients]
-    if gradients:
-        measured["train/early_seconds"] = sum(one.busy_seconds for one in gradients)
-        measured["train/early_waited_seconds"] = sum(one.waited_seconds for one in gradients)
     return measured

@@ -6,14 +6,14 @@ last of them only. Knows roles and threads. Does not know what the columns are f
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
 import numpy as np
 
-from pat_jax.common.gathering import all_if, is_any
-from pat_jax.common.hosts.lane_thread import LaneThread
+from pat_jax.common.gathering import Gathering, is_any
 from pat_jax.rl.batches.types import Rollout
 
 Columns = Mapping[str, Sequence[np.ndarray]]  # by name; of each response, at its tokens
@@ -24,20 +24,14 @@ Predict = Callable[[Sequence[Rollout]], Columns]
 class Lane:
     """A group of roles on devices that do no rollouts, and the one thread that runs them."""
 
-    thread: LaneThread
+    thread: Executor
     predict: Predict  # what these roles predict, with their present parameters
     # Whether responses fill micro-batches; fewer wait while others are generated.
     fills: Callable[[Sequence[Rollout]], bool] = is_any
 
 
-def _number(ended: tuple[int, Rollout]) -> int:
-    return ended[0]
-
-
-def _choose(
-    fills: Callable[[Sequence[Rollout]], bool], ended: Sequence[tuple[int, Rollout]]
-) -> Sequence[int]:
-    return all_if(lambda some: fills([rollout for _, rollout in some]), ended)
+def _fill(fills: Callable[[Sequence[Rollout]], bool], ended: Sequence[tuple[int, Rollout]]) -> bool:
+    return fills([rollout for _, rollout in ended])
 
 
 @dataclass
@@ -45,7 +39,6 @@ class EarlyColumns:
     """The columns of one batch of responses, which each lane reads as they end."""
 
     lanes: Sequence[Lane]
-    on_read: Callable[[int], None] = lambda index: None  # called when a lane has read a response
     busy_seconds: float = 0.0  # of all lanes
     waited_seconds: float = 0.0  # after the rewards, for the columns
     columns: Columns = field(default_factory=dict)  # once all are there
@@ -54,9 +47,7 @@ class EarlyColumns:
     def __post_init__(self):
         self._found: dict[str, dict[int, np.ndarray]] = {}
         self._ended = [
-            lane.thread.gathering(
-                partial(self._read, lane.predict), _number, partial(_choose, lane.fills)
-            )
+            Gathering(lane.thread, partial(self._read, lane.predict), partial(_fill, lane.fills))
             for lane in self.lanes
         ]
 
@@ -79,12 +70,7 @@ class EarlyColumns:
         for of_lane in self._ended:
             of_lane.wait()
         self.waited_seconds = time.perf_counter() - start
-        self.columns = self.of(range(count))
-
-    def of(self, indices: Sequence[int]) -> Columns:
-        """Returns the columns of some responses, which every lane has read."""
-        with self._lock:
-            return {name: [each[i] for i in indices] for name, each in self._found.items()}
+        self.columns = {name: [each[i] for i in range(count)] for name, each in self._found.items()}
 
     def _read(self, predict: Predict, ended: Sequence[tuple[int, Rollout]]) -> None:
         start = time.perf_counter()
@@ -94,5 +80,3 @@ class EarlyColumns:
             for name, values in found.items():
                 by_index = self._found.setdefault(name, {})
                 by_index |= {i: x for (i, _), x in zip(ended, values, strict=True)}
-        for index, _ in ended:
-            self.on_read(index)

@@ -1,25 +1,25 @@
 """The threads that run models on devices which do no rollouts.
 
 Two threads must not give programs to one device. So the roles whose devices overlap are one lane,
-and during a rollout each lane has a thread of its own. Knows roles and devices. Does not know which
-responses there are (`early_columns.py`, `early_gradients.py`).
+and during a rollout each lane has a thread of its own. With several processes there are no lanes:
+programs would have to begin in the same order in all. Knows roles and devices. Does not know which
+responses there are (`early_columns.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from pat_jax.common.hosts.lane_thread import LaneThread
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
-from pat_jax.run.early_gradients import TrainedLane
-from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Prediction, Roles, States
 
@@ -29,39 +29,35 @@ class Lanes:
     """What runs beside the rollouts of a run."""
 
     readers: list[Lane] = field(default_factory=list)
-    trained: list[TrainedLane] = field(default_factory=list)  # whose gradients are summed early
-    late: LaneThread | None = None  # of whole updates; None: none goes on beside rollouts
+    late: Executor | None = None  # of whole updates; None: none goes on beside rollouts
 
 
 @contextmanager
 def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) -> Iterator[Lanes]:
     """Yields the lanes of a run, and gives each reward model the thread of its lane.
 
-    There are none if all models share the rollouts' devices, with `--placement.overlap none`, and
-    with `--deterministic`: what is read together would depend on the clock.
+    There are none if all models share the rollouts' devices, with `--placement.overlap none`, with
+    several processes, and with `--deterministic`: what is read together would depend on the clock.
 
     Args:
       states: returns the present states of trained roles.
     """
     lanes = Lanes()
-    if config.placement.overlap == "none" or config.deterministic:
+    waits = config.placement.overlap == "none" or config.deterministic
+    if waits or not process_group().is_alone:
         yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)
     readers = [x for x in setup.roles.predictions(states) if x.is_column]
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
-    trained = [(role.layout.devices, role) for role in setup.roles.trained]
     # What an update needs once all columns are there.
-    late = frozenset().union(*(place for place, _ in trained if config.placement.lag))
-    if config.placement.overlap != "gradients" or not config.train:
-        trained = []
-    every = [*(x.devices for x in readers), *(place for place, _ in (*judges, *trained))]
-    places = [place for place in (*every, late) if place and not place & rollout]
-    opened: list[LaneThread] = []
+    trained = (role.layout.devices for role in setup.roles.trained if config.placement.lag)
+    late = frozenset().union(*trained)
+    every = [*(x.devices for x in readers), *(place for place, _ in judges), late]
     with ExitStack() as threads:
-        for number, group in enumerate(_joined(places)):
-            thread = threads.enter_context(LaneThread(f"lane{number}"))
-            opened.append(thread)
+        for number, group in enumerate(_joined([x for x in every if x and not x & rollout])):
+            thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane{number}")
+            threads.callback(thread.shutdown, cancel_futures=True)
             for place, judge in judges:
                 if place <= group:
                     judge.scores.score_on(thread)
@@ -69,21 +65,9 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
             if reads := [x for x in readers if x.devices <= group]:
                 read = partial(predicted, reads, setup.roles.micro_shapes)
                 lanes.readers.append(Lane(thread, read, partial(_fill, setup.roles)))
-            if roles := [role for place, role in trained if place <= group]:
-                lanes.trained.append(TrainedLane(thread, roles))
             if late and late <= group:
                 lanes.late = thread
-        try:
-            yield lanes
-        except Stopped:  # in every process at the same point: what one has begun all complete
-            _finish(opened)
-            raise
-        _finish(opened)
-
-
-def _finish(threads: Sequence[LaneThread]) -> None:
-    for thread in threads:
-        thread.finish()
+        yield lanes
 
 
 def predicted(
@@ -101,12 +85,8 @@ def predicted(
 
 
 def _fill(roles: Roles, rollouts: Sequence[Rollout]) -> bool:
-    return fills([length_of(one) for one in rollouts], roles.micro_shapes)
-
-
-def length_of(one: Rollout) -> int:
-    """Returns the tokens of a prompt and its response."""
-    return len(one.prompt.tokens) + len(one.tokens)
+    lengths = [len(one.prompt.tokens) + len(one.tokens) for one in rollouts]
+    return fills(lengths, roles.micro_shapes)
 
 
 def _joined(places: Sequence[frozenset]) -> list[frozenset]:

@@ -7,12 +7,11 @@ when these happen. Does not know what they do (`loop.py`).
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pat_jax.common.gathering import Gathers
-from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.run.collect import Experience
 from pat_jax.run.generation import Generator
@@ -61,9 +60,9 @@ class LateBatch:
 class LateUpdates:
     """The iterations of a run with `--placement.lag 1`; `thread` is that of the trained models."""
 
-    def __init__(self, run: Iterated, thread: LaneThread):
+    def __init__(self, run: Iterated, thread: Executor):
         self._run, self._thread = run, thread
-        self._begun: tuple[LateBatch, Gathers[LateBatch]] | None = None  # the update that goes on
+        self._begun: tuple[LateBatch, Future[None]] | None = None  # the update that goes on
 
     def iterate(self, step: int) -> None:
         """Collects the batch of an iteration, completes the step before, and begins the update."""
@@ -73,9 +72,7 @@ class LateUpdates:
         batch = LateBatch(step + 1, experience, run.steps.clock.take())
         with run.steps.signals.held():  # from here on both steps are completed before a stop
             self._complete()
-            work = self._thread.gathering(self._learn, lambda batch: batch.step)
-            self._begun = batch, work
-            work.add(batch)
+            self._begun = batch, self._thread.submit(self._learn, batch)
         run.evaluate_if_due(step)
 
     @contextmanager
@@ -93,20 +90,21 @@ class LateUpdates:
         with self._run.steps.signals.held():
             self._complete()
 
-    def _learn(self, batches: list[LateBatch]) -> None:
-        (batch,), run = batches, self._run
+    def _learn(self, batch: LateBatch) -> None:
         experience = batch.experience
-        batch.learned = run.learn_from(batch.step, experience, experience.measured, batch.clock)
+        batch.learned = self._run.learn_from(
+            batch.step, experience, experience.measured, batch.clock
+        )
 
     def _complete(self, *, goes_on: bool = True) -> None:
         """Waits for the update, if one goes on, and completes its step. Raises whatever the update
         has raised."""
         if self._begun is None:
             return
-        (batch, work), self._begun = self._begun, None
+        (batch, update), self._begun = self._begun, None
         run, clock, measured = self._run, self._run.steps.clock, batch.experience.measured
         with clock("update"):
-            work.wait()
+            update.result()
         assert batch.learned is not None, "the update has ended"
         own = batch.clock.seconds
         clock.seconds |= {**batch.seconds, "update/compile": own["update/compile"]}

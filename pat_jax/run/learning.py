@@ -29,16 +29,14 @@ from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.distillation import with_teacher
 from pat_jax.run.early_columns import Columns
-from pat_jax.run.early_stages import EarlyLearning
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
-from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
+from pat_jax.run.shaping import KL_OF_A_TOKEN
 from pat_jax.run.start.init_state import Beginning
 from pat_jax.training.build import schedule_of, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States
-from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_result import UpdateResult
 
@@ -206,41 +204,22 @@ class Learner:
         """The policy's training state."""
         return self.states[POLICY]
 
-    def batch_of(
-        self,
-        groups: Sequence[RolloutGroup],
-        rewards: Float[np.ndarray, "groups samples"],
-        by_function: ScoresByFunction,
-        columns: Columns,
-    ) -> tuple[TrainBatch, dict[str, float], Shaping]:
-        """Returns what is learned from these groups, its metrics, and the state of rewards after
-        them."""
-        shaping, rewards = self._shaping.shaped(self._config.algorithm, groups, rewards)
-        made_of = self._shapes, groups, rewards, self.states, shaping.kl.beta
-        found = training_batch(self._config, self._roles, *made_of, by_function, columns)
-        return *found, shaping
-
-    @property
-    def early_learning(self) -> EarlyLearning:
-        """How gradients are summed while responses are still generated."""
-        return EarlyLearning(
-            batch_of=lambda *found: self.batch_of(*found)[0],
-            begin=lambda role: SummedGradients(role, self.states[role.name]),
-            trains=lambda role, step: role.name != POLICY or self.trains_policy(step + 1),
-            aggregation=self._config.algorithm.loss_aggregation,
-            micro_shapes=self._shapes,
-            shares_prompts=shares_prompts(
-                self._config.micro_batches, self._roles.policy.layout.platform
-            ),
-        )
-
     def learn(self, step: int, found: Experience) -> Learned:
         """Updates all trained roles in iteration `step`, from 1."""
         algorithm = self._config.algorithm
-        batch, measured, shaping = self.batch_of(
-            found.groups, found.rewards, found.by_function, found.columns
-        )
+        shaping, rewards = self._shaping.shaped(algorithm, found.groups, found.rewards)
         beta = shaping.kl.beta
+        batch, measured = training_batch(
+            self._config,
+            self._roles,
+            self._shapes,
+            found.groups,
+            rewards,
+            self.states,
+            beta,
+            found.by_function,
+            found.columns,
+        )
         if algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
         states, results = dict(self.states), {}
@@ -249,14 +228,8 @@ class Learner:
             if role.name == POLICY and not is_trained:
                 results[role.name] = role.untouched(states[role.name])
                 continue
-            summed = found.summed.get(role.name)
-            name = stage_names.step if summed else stage_names.update
-            with stage(name(role.title), role.layout.devices):
-                if summed:
-                    states[role.name], result = summed.apply()
-                else:
-                    states[role.name], result = role.update(states[role.name], batch)
-            results[role.name] = result
+            with stage(stage_names.update(role.title), role.layout.devices):
+                states[role.name], results[role.name] = role.update(states[role.name], batch)
         for role in self._roles.trained:  # now that all have learned: some wait for others here
             name, devices = role.name, role.layout.devices
             results[name] = known_to_all(name, devices, results[name])

@@ -6,7 +6,6 @@ Knows no option of the command line and no array.
 
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,16 +20,15 @@ from pat_jax.engine.sizing.memory_words import describe_peak
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.checkpoints.earlier_texts import earlier_iterations, recall
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector, Drawn, Experience, History
-from pat_jax.run.early_stages import EarlyStages
+from pat_jax.run.early_columns import EarlyColumns
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
-from pat_jax.run.lanes import Lanes, open_lanes
+from pat_jax.run.lanes import open_lanes
 from pat_jax.run.late_updates import LateUpdates
 from pat_jax.run.learning import Learned, Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
@@ -49,6 +47,7 @@ from pat_jax.run.setup import Setup
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
 from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
+from pat_jax.training.roles import States
 
 log = logging.getLogger(__name__)
 
@@ -193,25 +192,21 @@ class Run:
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
-        lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
+        lanes = self.lanes.enter_context(open_lanes(config, setup, self.states))
         self.late = LateUpdates(self, lanes.late) if lanes.late else None
-        has_early = lanes.readers or lanes.trained or setup.places.is_split
-        early = partial(self.early_stages, lanes) if has_early else None
-        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
+        reads = partial(EarlyColumns, lanes.readers) if lanes.readers else None
+        if setup.places.is_split:
+            reads = partial(OwnReads.of_run, config, setup.roles, self.states)
+        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, reads)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
         self.evaluator = Evaluator(config, setup.task.heldout, read, *parts)
         self.learner = Learner(config, setup, began, self.open)
         recall(config, setup, self.earlier, began.steps_done, progress.print)
         self.warm_up(began.lengths)
 
-    def early_stages(self, lanes: Lanes, prompts: Sequence[Prompt], step: int) -> EarlyStages:
-        """Returns what is done with the responses to these prompts as they end."""
-        learning = self.learner.early_learning if lanes.trained else None
-        size = self.config.rollout.num_generations
-        own = None
-        if self.setup.places.is_split:
-            own = OwnReads.of_run(self.config, self.setup.roles, self.learner.states)
-        return EarlyStages(lanes, learning, prompts, size, step, own)
+    def states(self) -> States:
+        """The present states of trained roles."""
+        return self.learner.states
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:

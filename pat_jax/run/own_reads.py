@@ -4,7 +4,7 @@ Each process reads with its own models while others read with theirs, and score 
 Then all tell each other what they have found. Does not know what the columns are for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pat_jax.common.hosts.owners import is_absent, known_to_all
@@ -34,10 +34,10 @@ class OwnReads:
     _found: Columns = field(default_factory=dict)  # of this process's models, by index
 
     @classmethod
-    def of_run(cls, config: RunConfig, roles: Roles, states: States) -> "OwnReads":
-        """Returns what is read of one batch of a run."""
+    def of_run(cls, config: RunConfig, roles: Roles, states: Callable[[], States]) -> "OwnReads":
+        """Returns what is read of one batch of a run; `states` returns those of trained roles."""
         shared = shares_prompts(config.micro_batches, roles.policy.layout.platform)
-        return cls(list(roles.predictions(lambda: states)), roles.micro_shapes, shared)
+        return cls(list(roles.predictions(states)), roles.micro_shapes, shared)
 
     def add(self, index: int, ended: Rollout) -> None:
         """Adds the response `index`, which has ended."""
@@ -58,7 +58,3 @@ class OwnReads:
             one.column: known_to_all(one.column, one.devices, self._found.get(one.column, ()))
             for one in self.reads
         }
-
-    def of(self, indices: Sequence[int]) -> Columns:
-        """Returns the columns of some responses, which were read."""
-        return {name: [each[i] for i in indices] for name, each in self.columns.items()}

@@ -126,7 +126,6 @@ def build_roles(
         predicts=algorithm.penalizes_kl or (bool(teacher) and not config.teacher.top_k),
         others=_near(layout, [*beside, *(of_values.kept if of_values else ())]),
         is_offloaded=config.optimizer.offload,
-        sums_early=config.placement.overlap == "gradients",
         rests="moments" if config.roles.rest == "host" else "nothing",
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
@@ -168,7 +167,6 @@ def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> T
         name=CRITIC,
         num_iterations=config.algorithm.num_iterations,
         is_offloaded=config.optimizer.offload,
-        sums_early=config.placement.overlap == "gradients",
         rests="state" if config.roles.rest == "host" else "nothing",
     )
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Sums
-from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients
+from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES
+from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
@@ -57,7 +56,6 @@ class Trainer:
         is_offloaded: bool = False,
         rests: Resting = "nothing",
         beside: DrafterState | None = None,
-        sums_early: bool = False,
     ):
         """
         Args:
@@ -68,8 +66,6 @@ class Trainer:
           rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
-          sums_early: whether gradients are summed before their weights are known
-            (`summed_gradients.py`).
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         self.trained, self.num_iterations, self.name = trained, num_iterations, name
@@ -84,7 +80,6 @@ class Trainer:
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
         # Whether an update of adapters is compared with what a rollout sees of it.
         self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
-        self.sums_early = sums_early
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
@@ -164,10 +159,6 @@ class Trainer:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
             declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         grads = self.trained.abstract_gradients
-        if self.sums_early:
-            factor = jax.ShapeDtypeStruct((), jnp.float32)
-            scaled = {"out_shardings": of_gradients, "donate_argnums": 0}
-            declare(Key("scaled", split), scaled_gradients, grads, factor, **scaled)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
             step = partial(gradients.apply_step, update)
@@ -252,60 +243,22 @@ class Trainer:
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, Record]:
-        grads, sums = self.no_gradients(state, stage)
+        grads = self["zero_gradients"](state.params)
+        sums = self._passes[stage].zero_sums()
         for micro in micro_batches:
-            grads, sums = self._added(stage, state, micro, grads, sums)
-        return self._applied(stage, state, grads, sums)
-
-    def no_gradients(self, state: TrainState, stage: str = REINFORCED) -> tuple[Params, Sums]:
-        """Returns the gradients and sums before any micro-batch."""
-        return self["zero_gradients"](state.params), self._passes[stage].zero_sums()
-
-    def add_gradients(
-        self, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
-    ) -> tuple[Params, Sums]:
-        """Adds a micro-batch's gradient and sums, whose buffers are donated."""
-        read = self.updates[REINFORCED].read(micro)
-        return self._added(REINFORCED, state, read, grads, sums)
-
-    def apply_gradients(
-        self, state: TrainState, grads: Params, sums: Sums, factor: np.float32
-    ) -> tuple[TrainState, UpdateResult]:
-        """Takes one optimizer step by `factor` times the gradients, whose buffers are donated."""
-        update = self.updates[REINFORCED]
-        before = self["copy"](state.params) if self.tells_seen else None
-        grads = self["scaled"](grads, factor)
-        state, record = self._applied(REINFORCED, state, grads, sums)
-        return self._ended(state, [record], before, lambda x: update.scaled(x, factor))
-
-    def _added(
-        self, stage: str, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
-    ) -> tuple[Params, Sums]:
-        micro = with_routes_of(self.policy.config, micro)
-        grad_step = self._passes[stage].program(micro)
-        return grad_step(self.trained.frozen, state.params, micro, grads, sums)
-
-    def _applied(
-        self, stage: str, state: TrainState, grads: Params, sums: Sums
-    ) -> tuple[TrainState, Record]:
+            micro = with_routes_of(self.policy.config, micro)
+            grad_step = self._passes[stage].program(micro)
+            grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
         apply = self[f"{stage}apply"]
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
 
     def _ended(
-        self,
-        state: TrainState,
-        records: Sequence[Record],
-        before: Params | None,
-        scaled: Callable[[Any], Any] = lambda sums: sums,
+        self, state: TrainState, records: Sequence[Record], before: Params | None
     ) -> tuple[TrainState, UpdateResult]:
-        """Returns the state at rest after an update's steps, and the result.
-
-        Args:
-          before: the adapters before the update; None: a rollout sees all of it.
-          scaled: what is done to sums once they are on the host.
-        """
-        result = summarized(self.name, self.updates[REINFORCED], records, state, scaled)
+        """Returns the state at rest after an update's steps, and the result. `before` has the
+        adapters before the update; None: a rollout sees all of it."""
+        result = summarized(self.name, self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
         return self.placement.ended(state), result

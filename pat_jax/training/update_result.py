@@ -1,9 +1,8 @@
 """What came of an update: metrics of its optimizer steps, and which of them were taken."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,21 +23,12 @@ class UpdateResult:
 
 
 def summarized(
-    role: str,
-    update: Update,
-    records: Sequence[Record],
-    state: TrainState,
-    scaled: Callable[[Any], Any] = lambda sums: sums,
+    role: str, update: Update, records: Sequence[Record], state: TrainState
 ) -> UpdateResult:
-    """Returns the result of a role's optimizer steps, fetched from the devices once.
-
-    Args:
-      scaled: what is done to the sums of a step once they are on the host.
-      state: after the last step.
-    """
+    """Returns the result of a role's optimizer steps, fetched from the devices once; `state` is
+    that after the last step."""
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)
-    sums = [scaled(each) for each in sums]
     metrics = {f"{role}/{name}": value for name, value in update.summary(sums).items()}
     counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
     metrics[f"{role}/grad_norm"] = float(np.mean(counted)) if counted else math.nan

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -171,11 +171,6 @@ class Loss(ABC):
         """Combines the sums of two micro-batches."""
         joined = {name: how.join(sums[name], other[name]) for name, how in self.metrics.items()}
         return {**joined, "weight": sums["weight"] + other["weight"]}
-
-    def scaled(self, sums: Mapping[str, np.ndarray], factor: np.floating) -> dict[str, Any]:
-        """Returns sums on the host as if all weights had been multiplied by a positive factor."""
-        kept = {name for name, how in self.metrics.items() if how in (Reduction.MAX, Reduction.MIN)}
-        return {name: x if name in kept else np.asarray(x * factor) for name, x in sums.items()}
 
     def summary(self, steps: Sequence[Mapping[str, Float[np.ndarray, ""]]]) -> dict[str, float]:
         """Returns metrics over optimizer steps from each step's sums, on the host; NaN without

@@ -6,7 +6,6 @@ caller compiles the steps ahead of time, with shardings and donation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -120,11 +119,6 @@ class Update:
         joined = self.loss.add(sums, other)
         return joined | {name: sums[name] + other[name] for name in sums if name not in joined}
 
-    def scaled(self, sums: Mapping[str, np.ndarray], factor: np.floating) -> dict[str, Any]:
-        """Returns sums on the host as if all tokens' weights had been multiplied by `factor`."""
-        of_routers = {name: sums[name] for name in self._zero_of_routers()}
-        return self.loss.scaled(sums, factor) | of_routers
-
     def summary(self, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
         """Returns metrics over optimizer steps from each step's sums, on the host.
 
@@ -159,11 +153,6 @@ class Update:
         # A select, not a cond: both states have the same buffers, so donation still works.
         state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
         return state, grad_norm, is_applied
-
-
-def scaled_gradients(grads: Params, factor: Float[Array, ""]) -> Params:
-    """Returns the gradients of a loss that is multiplied by `factor`."""
-    return jax.tree.map(lambda x: factor * x, grads)
 
 
 def zero_gradients(params: Params) -> Params:

@@ -237,24 +237,6 @@ def to_supervised_batch(
     return pack(examples, micro_shapes, "token")[0]
 
 
-def share_of(batch: TrainBatch, aggregation: Aggregation) -> float:
-    """Returns the factor by which the weights of `batch` are those that its responses would have if
-    weights were not divided by the mini-batch's number of tokens or responses (`token_weights`)."""
-
-    def is_in_loss(at: Place) -> bool:
-        weights = batch.mini_batches[at.mini][at.micro].weights[at.row, at.targets]
-        return bool(weights.size and weights[0] > 0)
-
-    match aggregation:
-        case "token":
-            lengths = (at.targets.stop - at.targets.start for at in batch.places if is_in_loss(at))
-            return float(sum(lengths))
-        case "sequence":
-            return float(sum(map(is_in_loss, batch.places)))
-        case "constant":
-            return float(len(batch.places))
-
-
 def to_read_batch(
     rollouts: Sequence[Rollout], micro_shapes: Sequence[Shape], *, shares_prompts: bool = False
 ) -> TrainBatch:

@@ -123,9 +123,7 @@ def pack_rows(
     return Packing(chosen, [spots[i] for i in range(len(lengths))])
 
 
-def fills(
-    lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
-) -> bool:
+def fills(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> bool:
     """Returns whether it is time to compute with examples, and not to wait for others: their
     micro-batches have little padding, or one of the largest shape has room for none of the others.
 
@@ -133,10 +131,9 @@ def fills(
     """
     if sum(lengths) < FULL * math.prod(micro_shapes[0]):
         return False
-    packing = pack_rows(lengths, micro_shapes, prefixes)
-    tokens = sum(lengths) - sum(spot.shared for spot in packing.spots)
-    has_full = len(packing.shapes) > 1 and packing.shapes[0] == micro_shapes[-1]
-    return has_full or tokens >= FULL * sum(map(math.prod, packing.shapes))
+    chosen = pack_rows(lengths, micro_shapes).shapes
+    has_full = len(chosen) > 1 and chosen[0] == micro_shapes[-1]
+    return has_full or sum(lengths) >= FULL * sum(map(math.prod, chosen))
 
 
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:

@@ -59,11 +59,6 @@ class ScoredFunction:
         """Starts one call for these responses."""
         return self._caller.submit(responses, self._timeout * len(responses))
 
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether each process scores all responses: the programs of a model are of all of them."""
-        return isinstance(self._caller, RewardModel) and self._caller.is_everywhere
-
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Returns which responses the function sees together; each response is in one call."""
         # Built-in functions and models look at each response alone.
@@ -132,9 +127,6 @@ class KeptScores(Protocol):
     def keep(self, place: int, function: str, score: Score) -> None: ...
 
 
-Tell = Callable[[Mapping[int, Score]], None]
-
-
 class FunctionScoring:
     """Collects the scores of one function for responses that finish one by one. Scores do not
     depend on the order.
@@ -151,29 +143,22 @@ class FunctionScoring:
         own: Collection[int],
         do: Callable[..., None],
         kept: KeptScores | None,
-        tell: Tell | None = None,
     ):
         """
         Args:
-          own: the responses to score, in whole groups. A function that `is_everywhere` scores all.
+          own: the responses to score, in whole groups.
           do: runs a step with arguments on that thread.
           kept: store of known scores, which are not computed again; new ones are added to it.
-          tell: tells the other processes the scores of own responses, and they `join` them; None:
-            each process has those of its own responses. Not called if each scores all.
         """
         self._function, self._do, self._kept = function, do, kept
-        self._tell = None if function.is_everywhere else tell
-        calls = function.calls(prompts)
-        if not function.is_everywhere:
-            calls = [rows for rows in calls if rows.start in own]
+        calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self._num_expected = len(prompts) if tell else len(self._calls)
         self.by_response: dict[int, Score] = {}  # known so far
         self.seconds = 0.0  # spent scoring so far
 
     @property
     def is_over(self) -> bool:
-        return len(self.by_response) == self._num_expected
+        return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
         """Takes response `row`, which has finished, if it is one to score.
@@ -187,7 +172,7 @@ class FunctionScoring:
         kept = {} if self._kept is None else self._kept.scores
         known = {one: kept[one][name] for one in rows if name in kept.get(one, {})}
         if len(known) == len(rows):
-            self._found(known)
+            self.by_response |= known
         else:
             self._submit(rows, responses)
 
@@ -210,16 +195,7 @@ class FunctionScoring:
         scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
         numbers = outcome.numbers or [{}] * len(rows)
         found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
-        self._found(found)
+        self.by_response |= found
         if self._kept is not None:
             for row, score in found.items():
                 self._kept.keep(row, self._function.name, score)
-
-    def _found(self, found: Mapping[int, Score]) -> None:
-        self.join(found)
-        if self._tell is not None:
-            self._tell(found)
-
-    def join(self, found: Mapping[int, Score]) -> None:
-        """Takes scores of responses, found here or in another process."""
-        self.by_response |= found

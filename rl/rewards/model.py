@@ -6,16 +6,15 @@ two threads must not give programs to the same devices. Knows texts and tokens. 
 function that is handed in; this imports no jax.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.gathering import Gatherer, Gathers, all_if, is_any
+from pat_jax.common.gathering import Gathering, is_any
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -34,12 +33,6 @@ _Tokens = bytes  # of an int32 array: small, and it can be compared and be a key
 class _Waiting:
     texts: Sequence[_Tokens | Failure]  # one per response
     outcome: Future[Outcome]
-
-
-def _digest(waiting: _Waiting) -> bytes:
-    """Returns what is the same in every process for the same texts."""
-    read = (each if isinstance(each, _Tokens) else b"" for each in waiting.texts)
-    return hashlib.blake2b(b"".join(read), digest_size=16).digest()
 
 
 class RewardModel:
@@ -66,22 +59,19 @@ class RewardModel:
         self.name, self.max_length, self._fills = name, max_length, fills
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
         self._waiting: list[_Waiting] = []
-        self._gathering: Gathers[_Waiting] | None = None
+        self._gathering: Gathering[_Waiting] | None = None
 
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether each process must submit all responses."""
-        return self._gathering is not None
-
-    def score_on(self, lane: Gatherer | None) -> None:
+    def score_on(self, lane: Executor | None) -> None:
         """From now on scores responses as they come.
 
         Args:
           lane: the one thread that gives programs to the model's devices during a rollout; None:
             they are busy then, and responses wait.
         """
-        do, fill = partial(self._score_all, Alone()), partial(_fill, self._fills)
-        self._gathering = lane.gathering(do, _digest, partial(all_if, fill)) if lane else None
+        self._gathering = None
+        if lane is not None:
+            score = partial(self._score_all, Alone())
+            self._gathering = Gathering(lane, score, self._fill)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
@@ -93,10 +83,10 @@ class RewardModel:
         failures = [one for one in waiting.texts if isinstance(one, Failure)]
         if len(failures) == len(waiting.texts):  # there is nothing to score
             waiting.outcome.set_result(Outcome(scores=failures))
-        elif self._gathering is None:
+        elif (gathering := self._gathering) is None:
             self._waiting.append(waiting)
         else:
-            self._gathering.add(waiting)
+            gathering.add(waiting)
         return waiting.outcome
 
     def try_out(self, responses: Sequence[Response]) -> Outcome:
@@ -140,6 +130,10 @@ class RewardModel:
         """Forgets the responses that wait."""
         self._waiting = []
 
+    def _fill(self, waiting: Sequence[_Waiting]) -> bool:
+        texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
+        return self._fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
+
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt
         try:
@@ -153,8 +147,3 @@ class RewardModel:
                 f"this one has {len(tokens):,}",
             )
         return until_padding(tokens, self._pad_id).tobytes()
-
-
-def _fill(fills: Callable[[Sequence[int]], bool], waiting: Sequence[_Waiting]) -> bool:
-    texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
-    return fills([len(one) // np.dtype(np.int32).itemsize for one in texts])

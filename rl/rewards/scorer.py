@@ -10,14 +10,12 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.callers import Limits
-from pat_jax.rl.rewards.exchange import ScoreExchange
 from pat_jax.rl.rewards.function import FunctionScoring, KeptScores, ScoredFunction
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Failure
@@ -25,7 +23,7 @@ from pat_jax.rl.rewards.report import log_failures, never_scored
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import short_names
 from pat_jax.rl.rewards.shares import Alone, Shares, own_rows, together
-from pat_jax.rl.rewards.weighted_sum import FunctionScores, Score, in_order, weighted_sum
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, in_order, weighted_sum
 
 Ended = TypeVar("Ended")
 T = TypeVar("T")
@@ -60,7 +58,7 @@ class RewardScorer:
         models: Mapping[str, RewardModel] | None = None,
     ):
         self.shares, self.models = shares or Alone(), models or {}
-        self._has_scored, self._num_exchanges = False, 0
+        self._has_scored = False
         limits = Limits(timeout, num_workers, memory, retries, token)
         kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
         with contextlib.ExitStack() as functions:
@@ -89,21 +87,14 @@ class RewardScorer:
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
         kept: KeptScores | None = None,
-        on_scored: Callable[[int], None] | None = None,
     ) -> "Scoring[Ended]":
         """Begins to score one response to each of `prompts`; see `Scoring.add`.
 
         Args:
-          on_scored: called on one thread with each response that has ended and whose scores are
-            all there. For that the processes tell each other scores as they come.
           kept: store of known scores, which are not computed again.
           read: turns what `Scoring.add` is given into a `Response`; called on one thread.
         """
-        exchange = None
-        if on_scored is not None and self.shares.count > 1:
-            self._num_exchanges += 1
-            exchange = ScoreExchange(self.shares, self._num_exchanges)
-        return Scoring(self, prompts, read, kept, on_scored, exchange)
+        return Scoring(self, prompts, read, kept)
 
     def score(
         self,
@@ -162,22 +153,13 @@ class Scoring(Generic[Ended]):
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
         kept: KeptScores | None,
-        on_scored: Callable[[int], None] | None,
-        exchange: ScoreExchange | None,
     ):
-        self._scorer, self._read, self._on_scored = scorer, read, on_scored
-        self._exchange = exchange
-        self._ended: set[int] = set()  # responses, as far as this thread knows
-        self._told: set[int] = set()  # responses that have ended and whose scores are all there
+        self._scorer, self._read = scorer, read
         self._own = own_rows(prompts, scorer.shares)
-        is_everywhere = any(one.is_everywhere for one in scorer.functions)
-        self._to_read = set(range(len(prompts))) if is_everywhere else self._own
-        parts = (prompts, self._own, self._do, kept)
         self._parts = [
-            FunctionScoring(one, *parts, exchange and partial(exchange.tell, number))
-            for number, one in enumerate(scorer.functions)
+            FunctionScoring(one, prompts, self._own, self._do, kept) for one in scorer.functions
         ]
-        self._num_prompts = self._num_expected = len(prompts)
+        self._num_expected = len(prompts)
         self._responses: dict[int, Response] = {}  # read so far in this process
         self._seconds = 0.0  # spent reading so far
         self.hidden_seconds = 0.0  # spent reading and scoring before `rewards` was called
@@ -186,9 +168,6 @@ class Scoring(Generic[Ended]):
         self._end: Future[None] = Future()
         if self._is_over:
             self._end.set_result(None)
-        if exchange:
-            self._end.add_done_callback(lambda end: exchange.end())
-            exchange.begin(lambda number, found: self._do(self._parts[number].join, found))
 
     def add(self, row: int, ended: Ended) -> None:
         """Adds response `row`, which has finished, and returns at once. Raises UserError if scores
@@ -196,10 +175,8 @@ class Scoring(Generic[Ended]):
         if self._end.done():
             self._end.result()
         self._num_expected -= 1
-        if row in self._to_read:
+        if row in self._own:
             self._do(self._take, row, ended)
-        elif self._exchange:
-            self._do(self._ended.add, row)
 
     def rewards(self) -> np.ndarray:
         """Waits for the last reward, and returns all, float32[responses]; all must have been added.
@@ -210,11 +187,12 @@ class Scoring(Generic[Ended]):
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
         self._run_models()
         self._end.result()
-        known: list[dict[int, Score]] = [part.by_response for part in self._parts]
-        if not self._exchange:
-            everyone = zip(*self._scorer.shares.gather("rewards", known), strict=True)
-            known = [dict(ChainMap(*parts)) for parts in everyone]
-        self.scores = self._in_order(range(self._num_prompts), known)
+        own = [part.by_response for part in self._parts]
+        everyone = zip(*self._scorer.shares.gather("rewards", own), strict=True)
+        self.scores = [
+            in_order(one.spec, one.name, one.weight, dict(ChainMap(*parts)))
+            for one, parts in zip(self._scorer.functions, everyone, strict=True)
+        ]
         rewards, self.failures = weighted_sum(self.scores)
         failed = {row for one in self.scores for row in one.failed} | self.failures.keys()
         told = {row: self._responses[row] for row in failed & self._own}
@@ -242,8 +220,7 @@ class Scoring(Generic[Ended]):
 
     @property
     def _is_over(self) -> bool:
-        is_told = self._on_scored is None or len(self._told) == self._num_prompts
-        return is_told and all(part.is_over for part in self._parts)
+        return all(part.is_over for part in self._parts)
 
     def _do(self, step: Callable[..., None], *args: object) -> None:
         try:
@@ -257,37 +234,14 @@ class Scoring(Generic[Ended]):
             return
         try:
             step(*args)
-            self._tell()
         except Exception as error:  # raised where the rewards are asked for
             self._end.set_exception(error)
         else:
             if self._is_over:
                 self._end.set_result(None)
 
-    def _tell(self) -> None:
-        """Tells of responses that have ended and whose scores have come."""
-        if self._on_scored is None:
-            return
-        known = self._ended.intersection(*(part.by_response for part in self._parts))
-        for row in sorted(known - self._told):
-            self._told.add(row)
-            self._on_scored(row)
-
-    def scores_of(self, rows: Sequence[int]) -> list[FunctionScores]:
-        """Returns each function's scores of some responses, all of which are there."""
-        return self._in_order(rows, [part.by_response for part in self._parts])
-
-    def _in_order(
-        self, rows: Sequence[int], known: Sequence[Mapping[int, Score]]
-    ) -> list[FunctionScores]:
-        return [
-            in_order(one.spec, one.name, one.weight, {i: by_row[row] for i, row in enumerate(rows)})
-            for one, by_row in zip(self._scorer.functions, known, strict=True)
-        ]
-
     def _take(self, row: int, ended: Ended) -> None:
         start = time.perf_counter()
-        self._ended.add(row)
         self._responses[row] = self._read(ended)
         self._seconds += time.perf_counter() - start
         for part in self._parts:

@@ -1,8 +1,8 @@
 """The processes of a run, each of which scores a share of the groups of responses."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
@@ -21,18 +21,6 @@ class Shares(Protocol):
         """Returns, in every process, the values that all processes pass."""
         ...
 
-    def tell(self, name: str, value: Any) -> None:
-        """Tells all other processes a value, which may wait there until they listen."""
-        ...
-
-    def listen(self, name: str, listener: Callable[[Any], None]) -> None:
-        """Has what others tell under this `name` handed to `listener`, on any thread."""
-        ...
-
-    def forget(self, name: str) -> None:
-        """Ends what `listen` has begun."""
-        ...
-
 
 class Alone:
     """A single process, which scores everything."""
@@ -42,15 +30,6 @@ class Alone:
     def gather(self, name: str, value: T) -> list[T]:
         del name
         return [value]
-
-    def tell(self, name: str, value: Any) -> None:
-        del name, value
-
-    def listen(self, name: str, listener: Callable[[Any], None]) -> None:
-        del name, listener
-
-    def forget(self, name: str) -> None:
-        del name
 
 
 def groups_of(prompts: Sequence[str]) -> Iterator[range]:

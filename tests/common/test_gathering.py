@@ -3,11 +3,10 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
-from pat_jax.common.gathering import Gathering, all_if
+from pat_jax.common.gathering import Gathering
 
 
 class Busy:
@@ -43,7 +42,7 @@ def is_ten(some: Sequence[int]) -> bool:
 def test_too_little_waits_for_more_or_for_the_end():
     taken: list[list[int]] = []
     with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, taken.append, partial(all_if, is_ten))
+        gathering = Gathering(thread, taken.append, is_ten)
         for number in (3, 4, 5):
             assert taken == []
             gathering.add(number)
@@ -65,57 +64,6 @@ def test_an_error_is_raised_by_what_comes_next_and_by_waiting():
         for again in (gathering.wait, lambda: gathering.add(1)):
             with pytest.raises(ValueError, match="no device"):
                 again()
-
-
-def two_smallest(waiting: Sequence[int]) -> list[int]:
-    order = sorted(range(len(waiting)), key=waiting.__getitem__)
-    return order[:2] if len(waiting) > 1 else []
-
-
-def test_what_is_chosen_is_done_one_part_after_the_other():
-    work = Busy()
-    with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, work, two_smallest)
-        for number in (5, 3):
-            gathering.add(number)
-        assert work.is_busy.wait(30)
-        for number in (4, 6, 2, 1, 7):
-            gathering.add(number)
-        work.may_go_on.set()
-        gathering.wait()
-    assert work.taken[0] == [3, 5] and sorted(x for some in work.taken for x in some) == [
-        *range(1, 8)
-    ]
-    assert len(work.taken) < 5 and gathering.left() == []
-
-
-def test_what_a_thread_that_has_ended_did_not_begin_is_left():
-    work = Busy()
-    thread = ThreadPoolExecutor(1)
-    has_ended = threading.Event()
-    gathering = Gathering(thread, work, two_smallest, has_ended.is_set)
-    for number in (5, 3):
-        gathering.add(number)
-    assert work.is_busy.wait(30)
-    for number in (4, 6, 2):
-        gathering.add(number)
-    has_ended.set()
-    thread.shutdown(wait=False, cancel_futures=True)
-    work.may_go_on.set()
-    thread.shutdown()
-    gathering.add(1)
-    assert work.taken == [[3, 5]] and sorted(gathering.left()) == [1, 2, 4, 6]
-
-
-def test_an_error_is_raised_by_what_is_left():
-    def fail(some: list[int]) -> None:
-        raise ValueError("no device")
-
-    with ThreadPoolExecutor(1) as thread:
-        gathering = Gathering(thread, fail)
-        gathering.add(0)
-    with pytest.raises(ValueError, match="no device"):
-        gathering.left()
 
 
 def test_a_thread_that_takes_nothing_more_says_so():

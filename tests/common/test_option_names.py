@@ -85,7 +85,7 @@ def test_what_is_held_out_is_never_answered_with_what_is_trained_on(theirs: str)
         ("reward_model_path", "--reward model:DIR"),  # TRL
         ("reward_pretrain", "--reward model:DIR"),  # OpenRLHF
         ("colocate_all_models", "--placement interleave or separate"),  # OpenRLHF
-        ("async_train", "--placement.overlap gradients"),  # OpenRLHF
+        ("async_train", "--placement.lag 1"),  # OpenRLHF
         ("async_queue_size", "--placement.lag 1"),  # OpenRLHF
         ("one_step_off_policy", "--placement.lag 1"),  # verl
         ("async_training.staleness_threshold", "--placement.lag 1"),  # verl

@@ -11,7 +11,6 @@ from runs import QWEN3, run, write_checkpoint
 from several import SMALL, ends, start_all
 from tokenizer_files import write_tokenizer
 
-from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.responses import Response
@@ -30,13 +29,8 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(folder)
 
 
-@pytest.mark.parametrize(
-    ("count", "when"),
-    [(2, "after"), (3, "after"), (2, "early"), (3, "early")],
-)
-def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
-    """After all responses have ended, or as they end, on a thread beside."""
-    is_early = when == "early"
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_process_runs_the_same_batches(ended, tokenizer, count):
     told = [Response(prompt, answer, {}) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 
     def rewards(one: ProcessGroup) -> tuple[list[float], list[bytes]]:
@@ -47,17 +41,12 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
             return np.array([len(text) for text in texts], np.float32)
 
         model = RewardModel(SPEC, tokenizer, score, max_length=8)
-        lane = LaneThread("lane", one)
-        if is_early:
-            model.score_on(lane)
-        with lane, RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
+        with RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
             scoring = scorer.begin(PROMPTS, told.__getitem__)
             # Responses end in another order in each process.
             for row in np.random.default_rng(one.index).permutation(len(told)).tolist():
                 scoring.add(row, row)
-            found = scoring.rewards().tolist()
-            lane.finish()
-            return found, batches
+            return scoring.rewards().tolist(), batches
 
     with companies(count) as found:
         ours, *others = in_each(found, rewards)
@@ -65,7 +54,7 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count, when):
     expected = [len(text) + 2.0 for text in whole]  # the beginning and the end are tokens, too
     np.testing.assert_array_equal(ours[0], [*expected[:-1], np.nan])
     assert len(set(ours[1])) == len(set(whole[:-1]))
-    assert is_early or len(ours[1]) == len(set(whole[:-1]))
+    assert len(ours[1]) == len(set(whole[:-1]))
     for other in others:
         np.testing.assert_array_equal(other[0], ours[0])
         assert other[1] == ours[1]

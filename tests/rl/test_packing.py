@@ -135,7 +135,6 @@ def test_examples_fill_micro_batches_whose_padding_is_little():
     assert not fills([52, 13], micro_shapes)  # a row of 128
     assert fills([52, 13, 40], micro_shapes)
     assert not fills([40, 40], micro_shapes)
-    assert fills([40, 40], micro_shapes, [Prefix(0, 28)] * 2)  # a row of 64 has 52 tokens
 
 
 @given(st.integers(1, 128), st.integers(1, 4), st.integers(2, 5))

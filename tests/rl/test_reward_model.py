@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from tokenizer_files import BOS, write_tokenizer
 from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.model import RewardModel
@@ -242,7 +242,7 @@ def test_where_every_text_is_too_long_the_run_ends_with_what_to_do(chat):
 def test_texts_that_fill_no_batch_wait_on_a_lane_until_they_are_asked_for(chat):
     score = Lengths()
     model = RewardModel(SPEC, chat, score, max_length=60, fills=lambda lengths: False)
-    with LaneThread("lane") as lane:
+    with ThreadPoolExecutor(1) as lane:
         model.score_on(lane)
         short, other = (model.submit([Response("p", text, {})], 1.0) for text in ("a", "b"))
         assert not short.done() and score.batches == []

@@ -1,7 +1,6 @@
 """Dynamic sampling: what is kept, what is drawn instead, and where it ends."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ class Endless:
 
 
 def collected(
-    teaches: list[bool], most: int, first: int = 0, train: bool = True, early: Any = None
+    teaches: list[bool], most: int, first: int = 0, train: bool = True, reads: Any = None
 ):
     config = RunConfig(
         train=train,
@@ -94,7 +93,7 @@ def collected(
             Progress(1),
             RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
-            early and (lambda prompts, step: early),
+            reads and (lambda: reads),
         )
         found = collector.collect(0, sampler, Stopwatch())
     return found, collector.totals.batches, sampler.iterations
@@ -134,12 +133,11 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
 
 
 class Events:
-    """Stands for early stages: what is asked of them, in order."""
-
-    gradients, tail, read_early, columns = None, None, None, SimpleNamespace(columns={})
+    """Stands for what models read of a batch: what is asked of them, in order."""
 
     def __init__(self):
         self.seen: list[str] = []
+        self.columns = {}
 
     def add(self, index: int, ended: Rollout) -> None:
         self.seen.append(f"add {index}")
@@ -147,18 +145,18 @@ class Events:
     def ask(self) -> None:
         self.seen.append("ask")
 
-    def wait(self) -> None:
-        self.seen.append("wait")
+    def wait(self, count: int) -> None:
+        self.seen.append(f"wait for {count}")
 
 
 def test_lanes_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch):
-    early = Events()
+    reads = Events()
 
     def wait_for_rewards(*given: Any, wait=collect.wait_for_rewards) -> Any:
-        early.seen.append("rewards")
+        reads.seen.append("rewards")
         return wait(*given)
 
     monkeypatch.setattr(collect, "wait_for_rewards", wait_for_rewards)
-    collected([True] * 3, 0, early=early)
+    collected([True] * 3, 0, reads=reads)
     ended = [f"add {i}" for i in range(WANTED * SAMPLES)]
-    assert early.seen == [*ended, "ask", "rewards", "wait"]
+    assert reads.seen == [*ended, "ask", "rewards", f"wait for {len(ended)}"]

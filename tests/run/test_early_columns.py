@@ -1,22 +1,16 @@
 """Columns that are predicted while others are still generated are those of all responses."""
 
 import threading
-import time
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
-from pat_jax.run.early_gradients import EarlyGradients, TrainedLane
-from pat_jax.training.summed_gradients import SummedGradients
-from pat_jax.training.trainer import Trainer
 
 
 def response(index: int) -> Rollout:
@@ -36,7 +30,7 @@ def squares(rollouts: Sequence[Rollout]) -> Columns:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(12)))
 def test_columns_are_in_the_order_of_responses_whichever_ends_first(order: list[int]):
-    with LaneThread("one") as one, LaneThread("other") as other:
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         early = EarlyColumns([Lane(one, sums), Lane(other, squares)])
         for index in order:
             early.add(index, response(index))
@@ -57,7 +51,7 @@ def test_what_ends_while_a_lane_reads_is_read_together():
         assert may_end.wait(30)
         return sums(rollouts)
 
-    with LaneThread("lane") as thread:
+    with ThreadPoolExecutor(1) as thread:
         early = EarlyColumns([Lane(thread, predict)])
         early.add(0, response(0))
         assert is_reading.wait(30)
@@ -76,7 +70,7 @@ def test_responses_that_fill_nothing_wait_for_others():
         has_read.set()
         return sums(rollouts)
 
-    with LaneThread("lane") as thread:
+    with ThreadPoolExecutor(1) as thread:
         early = EarlyColumns([Lane(thread, predict, lambda some: len(some) >= 3)])
         for index in range(3):
             early.add(index, response(index))
@@ -93,7 +87,7 @@ def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
         has_read.set()
         return sums(rollouts)
 
-    with LaneThread("lane") as thread:
+    with ThreadPoolExecutor(1) as thread:
         early = EarlyColumns([Lane(thread, predict, lambda some: False)])
         early.add(0, response(0))
         assert not has_read.is_set()
@@ -102,38 +96,11 @@ def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
         early.wait(1)
 
 
-def test_after_a_rollout_complete_groups_wait_for_no_others():
-    summed: list[list[int]] = []
-    has_last = threading.Event()
-
-    def make_batch(groups: Sequence[int]) -> Any:
-        summed.append(list(groups))
-        if 3 in groups:
-            has_last.set()
-        return None, 0.0
-
-    def no_role(role: Trainer) -> SummedGradients:
-        raise AssertionError("the lane has no role")
-
-    with LaneThread("lane") as thread:
-        lanes = [TrainedLane(thread, [])]
-        early = EarlyGradients(lanes, 4, 1, make_batch, no_role, lambda groups: len(groups) >= 2)
-        for group in range(3):
-            early.note(group)
-        early.ask()
-        while sum(map(len, summed)) < 3:
-            time.sleep(0.01)
-        early.note(3)
-        assert has_last.wait(30)
-        early.wait()
-    assert sorted(chain(*summed)) == [0, 1, 2, 3] and sorted(summed[0])[:2] == [0, 1]
-
-
 def test_an_error_of_a_lane_ends_the_iteration():
     def fail(rollouts: Sequence[Rollout]) -> Columns:
         raise RuntimeError("the lane's devices are gone")
 
-    with LaneThread("lane") as thread:
+    with ThreadPoolExecutor(1) as thread:
         early = EarlyColumns([Lane(thread, fail)])
         early.add(0, response(0))
         with pytest.raises(RuntimeError, match="devices are gone"):

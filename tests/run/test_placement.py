@@ -18,7 +18,6 @@ PLACEMENTS = (
     ("interleave", "dp8tp1", "scores"),
     ("separate", "dp4tp1", "none"),
     ("separate", "dp4tp1", "scores"),
-    ("separate", "dp4tp1", "gradients"),
 )
 
 

@@ -46,7 +46,6 @@ def test_single_roles_have_the_devices_that_are_named():
     assert found["policy"] == EVERY
 
 
-GRADIENTS = "--placement separate --placement.overlap gradients"
 LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
 
 
@@ -59,23 +58,8 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
         (
-            "--placement separate --placement.overlap gradients --algorithm ppo",
-            "placement.overlap is 'gradients': expected none or scores with "
-            "--algorithm.whiten_advantages",
-        ),
-        (
-            "--placement separate --placement.overlap gradients --algorithm.mini_batch_size 4",
-            "none or scores with several optimizer steps in an iteration",
-        ),
-        (
-            f"{GRADIENTS} --deterministic --rollout.compile all",
-            "none or scores with --deterministic",
-        ),
-        (f"{GRADIENTS} --roles.rest host", "none or scores with --roles.rest host"),
-        ("--placement.overlap gradients", "none or scores with --placement flatten"),
-        (
-            "--placement separate --placement.reward all --placement.overlap gradients",
-            "none or scores where rollouts share devices with reward",
+            "--placement separate --placement.overlap gradients",
+            "placement.overlap is 'gradients': expected one of none, scores",
         ),
         (
             "--placement separate --placement.lag 1",
@@ -97,7 +81,6 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
             f"{LAG} --placement separate --algorithm distill --teacher.model a --teacher.top_k 4",
             "placement.lag is 1: expected 0 with --teacher.top_k",
         ),
-        (f"{LAG} {GRADIENTS}", "expected 0 with --placement.overlap gradients"),
         (
             f"{LAG} --placement separate --placement.overlap none",
             "expected 0 with --placement.overlap none",
@@ -133,7 +116,7 @@ def of_processes(*sizes: int) -> list[Any]:
 
 def test_every_process_is_cut_alike():
     devices = of_processes(4, 4)
-    options = (*GRADIENTS.split(), "--placement.critic", "3")
+    options = ("--placement", "separate", "--placement.critic", "3")
     places = Places.of(parse(options), devices)
     found = {role: [device.id for device in places[role]] for role in ROLES}
     assert found["rollout"] == [0, 1, 4, 5] and found["critic"] == [3, 7]
@@ -200,11 +183,6 @@ def test_devices_in_another_order_than_their_processes_are_not_split():
         ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
         ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
         ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
-        (
-            (2,) * 4,
-            f"{SPLIT} --placement.overlap gradients",
-            "placement.overlap is 'gradients': expected none or scores with --placement split",
-        ),
         (
             (2,) * 4,
             f"{SPLIT} {LAG}",

@@ -1,10 +1,9 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
-A star: every process has one connection to the first, which passes on what another tells. Each end
-sends four heartbeats per `SILENCE_S`, with the place of its main thread. A peer counts as lost if
-it is silent for that long, or if its connection breaks before it has said goodbye. Each message
-has an authentication code, which is checked before it is read (`wire.py`). Does not know what the
-messages mean.
+A star: every process has one connection to the first. Each end sends four heartbeats per
+`SILENCE_S`, with the place of its main thread. A peer counts as lost if it is silent for that long,
+or if its connection breaks before it has said goodbye. Each message has an authentication code,
+which is checked before it is read (`wire.py`). Does not know what the messages mean.
 """
 
 import hmac
@@ -22,12 +21,12 @@ from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
 
-Kind = Literal["value", "told", "alive", "stop", "failed", "bye"]
+Kind = Literal["value", "alive", "stop", "failed", "bye"]
 
 
 class Message(NamedTuple):
     kind: Kind
-    name: str = ""  # what the processes agree on or gather; of what is told, who listens
+    name: str = ""  # what the processes agree on or gather
     content: Any = None
 
 
@@ -100,11 +99,11 @@ class Link:
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def send(self, message: Message, but: Peer | None = None) -> None:
-        """Sends a message to every peer that has not left, `but` one."""
+    def send(self, message: Message) -> None:
+        """Sends a message to every peer that has not left."""
         written = wire.to_bytes(message)
         for peer in self.peers:
-            if peer is not but and not peer.has_left:
+            if not peer.has_left:
                 self._try_send(peer, written)
 
     def post(self, message: Message) -> None:
@@ -133,8 +132,6 @@ class Link:
                 elif message.kind == "alive":
                     peer.at = message.content
                 else:
-                    if message.kind == "told":
-                        self.send(message, but=peer)
                     self._heard(peer, message)
         except (EOFError, OSError):
             self._give_up(peer, "has ended")

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Link, Message, Peer
-from pat_jax.common.hosts.told import Listener, Told
 from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
@@ -45,8 +44,6 @@ class ProcessGroup:
         self._ends = threading.Lock()  # held by the one thread that ends this process
         self._scratch: Any = None
         self._at, self._thread = At(), threading.get_ident()
-        self._beside = set[int]()  # threads whose programs run beside those of the main thread
-        self._told = Told()
         self._stall = Stall(patience_s)
 
     def __str__(self) -> str:
@@ -58,15 +55,7 @@ class ProcessGroup:
     def reach_point(self, name: str) -> None:
         """Tells the others in the next heartbeat that this process makes progress, so that those
         who wait for it do not give up."""
-        if threading.get_ident() in self._beside:
-            self._at = self._at._replace(count=self._at.count + 1)
-            return
         self._at, self._thread = self._at.next(name), threading.get_ident()
-
-    def begin_beside(self) -> None:
-        """Marks this thread as one beside the main thread: what it does is progress, but no other
-        process waits for it by agreeing."""
-        self._beside.add(threading.get_ident())
 
     @property
     def is_first(self) -> bool:
@@ -102,24 +91,6 @@ class ProcessGroup:
             return self._decide(name, lambda: [value, *answers], is_gathered=True)
         self._send_value(name, value)
         return self._decide(name, list, is_gathered=True, trouble=trouble)
-
-    def tell(self, name: str, value: Any) -> None:
-        """Tells all other processes a value, on any thread. What one process tells under a `name`
-        comes in the order of its calls."""
-        if self._link is not None:
-            self._link.send(Message("told", name, value))
-
-    def told(self, name: str) -> "queue.SimpleQueue[Any]":
-        """Returns the queue of what others tell under this `name`."""
-        return self._told.queue(name)
-
-    def listen(self, name: str, listener: Listener) -> None:
-        """Hands `listener` each value that others tell under this `name` (`Told.listen`)."""
-        self._told.listen(name, listener)
-
-    def forget(self, name: str) -> None:
-        """Ends what `listen` has begun."""
-        self._told.forget(name)
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes if one has another `value` than the first."""
@@ -242,9 +213,6 @@ class ProcessGroup:
     def _handle(self, peer: Peer, message: Message) -> None:
         if message.kind == "stop":
             self.stop_number = message.content
-            return
-        if message.kind == "told":
-            self._told.put(message.name, message.content)
             return
         index, sentence, code = message.content
         # The first process passes on what another has told it.

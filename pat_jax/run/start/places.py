@@ -51,9 +51,6 @@ class Places:
         placement = _placement(options, count, len(parts))
         found = cls(devices, placement, parts)
         if placement.is_flat and len(placement.places["rollout"]) == count:
-            is_possible = options.overlap != "gradients"
-            expected = "none or scores with --placement flatten, where all models have the rollouts' devices"
-            require(is_possible, "placement.overlap", options.overlap, expected)
             expected = "0 with --placement flatten, where all models have the rollouts' devices"
             require(not options.lag, "placement.lag", options.lag, expected)
             return found
@@ -64,7 +61,7 @@ class Places:
             options.rollout or options.name,
             f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
-        _check_beside(options, placement, len(parts))
+        _check_lag(options, placement, len(parts))
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
             require(
@@ -138,19 +135,15 @@ def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
     return Placement.named("split", len(devices))
 
 
-def _check_beside(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
-    """Raises OptionError if nothing can be learned while others are generated, and is to be."""
-    beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
-    for is_asked, name, otherwise in (
-        (options.overlap == "gradients", "overlap", "none or scores"),
-        (options.lag > 0, "lag", "0"),
-    ):
-        if is_asked:
-            is_apart, value = beside == ["rollout"], getattr(options, name)
-            expected = f"{otherwise} where rollouts share devices with {', '.join(beside[1:])}"
-            require(is_apart, f"placement.{name}", value, expected)
+def _check_lag(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
+    """Raises OptionError if models are to learn while others are generated, and cannot."""
+    if not options.lag:
+        return
+    shared = [role for role in ROLES if not placement.are_apart(role, "rollout")]
+    expected = f"0 where rollouts share devices with {', '.join(shared[1:])}"
+    options.need("lag", shared == ["rollout"], expected)
     expected = f"0 with {num_parts} processes: one process alone updates while it generates"
-    require(not options.lag or num_parts == 1, "placement.lag", options.lag, expected)
+    options.need("lag", num_parts == 1, expected)
 
 
 def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Device]]:

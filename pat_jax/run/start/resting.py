@@ -39,8 +39,6 @@ def settled_rest(
     if asked != "auto":
         return config, ""
     resident = with_rest(config, "device")
-    if config.placement.overlap == "gradients":  # what learns during a rollout cannot wait then
-        return resident, ""
     away = with_rest(config, "host")
     if not (config.learns and has_memory) or math.isinf(here := room(resident)):
         return resident, ""
