@@ -14,7 +14,7 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.rewards.outcome import Cause
 
-NAMESPACES = "reward|rollout|train|critic|eval|progress|memory|timing"
+NAMESPACES = "reward|rollout|train|critic|eval|progress|memory|timing|placement"
 ROLES = ("train", "critic")  # whose name is before what any loss measures
 
 

@@ -20,7 +20,10 @@ def with_width(config: Run, devices: Sequence[Device]) -> Run:
     """Returns the run with a number in place of `--rollout.expert_width auto`: 1 on unknown
     devices, or if its rollouts have devices of their own."""
     rollout, model = config.rollout, model_config(config, devices)
-    if model.experts is None or config.placement != PlacementConfig():
+    if model.experts is None or config.placement not in (
+        PlacementConfig(),
+        PlacementConfig("auto"),
+    ):
         return config
     if (target := Target.of(devices)) is None:
         return config

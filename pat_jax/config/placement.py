@@ -22,7 +22,7 @@ class PlacementConfig(Options):
 
     SECTION = "placement."
 
-    name: Literal["flatten", "interleave", "separate", "split"] = field(
+    name: Literal["flatten", "interleave", "separate", "split", "auto"] = field(
         default="flatten", metadata=SHORT_FORM
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
@@ -30,7 +30,8 @@ class PlacementConfig(Options):
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
-    With several processes, each has its own halves except with split."""
+    With several processes, each has its own halves except with split. auto: flatten, and after the
+    second iteration a line says what the others would take by what its stages took."""
     overlap: Literal["none", "scores"] = "scores"
     """When models whose devices do no rollouts read. scores: reward models, reference, teacher and
     critic read each response as it ends, in a run of one process. none: they read after the rollout,
@@ -57,10 +58,10 @@ class PlacementConfig(Options):
     def __post_init__(self):
         super().__post_init__()
         roles = {each.name for each in fields(self)} - {"name", "overlap", "lag"}
-        is_split = self.name == "split"
-        for role in sorted(roles) if is_split else ():
-            self.need(role, not getattr(self, role), "nothing with --placement split")
-        self.need("lag", not (self.lag and is_split), "0 with --placement split")
+        settles_all = self.name in ("split", "auto")
+        for role in sorted(roles) if settles_all else ():
+            self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
+        self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
         reads_late = self.lag and self.overlap == "none"
         self.need("lag", not reads_late, "0 with --placement.overlap none")
 

@@ -32,6 +32,7 @@ from pat_jax.run.lanes import open_lanes
 from pat_jax.run.late_updates import LateUpdates
 from pat_jax.run.learning import Learned, Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.other_placements import compared
 from pat_jax.run.logging.speed import describe_memory
 from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.logging.unmoved import Unmoved
@@ -167,9 +168,12 @@ class Run:
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
         self.drawn = last
+        stages = self.stages.note(step)
+        if step == self.compares_at:
+            notify = self.open.progress.print
+            measured |= compared(self.setup, self.generator.planner, stages, notify)
         self.steps.write(step, measured)
         self.open.page.rollout(step, last.report.trace)
-        self.stages.note(step)
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.steps.metrics.samples(step, few)
@@ -255,6 +259,14 @@ class Run:
             self.open.page.write()
             for line in (*(f"step {step}: {line}" for line in found.lines), *found.samples):
                 self.open.progress.print(line)
+
+    @property
+    def compares_at(self) -> int | None:
+        """The iteration after which placements are compared; None: never. It is the second of this
+        start that trains the policy."""
+        config = self.config
+        skipped = max(self.steps.first, config.critic.pretrain_steps)
+        return skipped + 2 if config.placement.name == "auto" else None
 
     def kept(self) -> Kept:
         totals, lengths = self.history

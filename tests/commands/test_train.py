@@ -22,7 +22,7 @@ from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.shown_switch import read_switch
 from pat_jax.run.start.adapters import initial_params
 
-SHOWN = ["--eval.num_generations", "2", "--show_switch", "true"]
+SHOWN = ["--eval.num_generations", "2", "--show_switch", "true", "--placement", "auto"]
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):
     assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
@@ -63,6 +63,19 @@ def test_a_run_logs_what_its_stages_took(finished: tuple[Path, str]):
     log = (finished[0] / "run.log").read_text()
     found = re.findall(r"step (\d): rollout \S+ s, .*update of the policy \S+ s", log)
     assert found == ["1", "2"]
+
+
+def test_a_run_says_once_what_other_placements_would_take(finished: tuple[Path, str]):
+    run_dir, output = finished
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    found = {name: s for name, s in rows[-1].items() if name.startswith("placement/")}
+    assert found.keys() == {"placement/flatten", "placement/separate"}  # nothing has halves
+    assert not any(name.startswith("placement/") for name in rows[-2])
+    assert 0 < found["placement/flatten"] <= rows[-1]["timing/step"]
+    assert found["placement/separate"] > rows[-1]["timing/update"]
+    line = f"took {found['placement/flatten']:.3g} s with flatten"
+    for text in (output, (run_dir / "run.log").read_text(), (run_dir / "run.html").read_text()):
+        assert text.count(line) == 1
 
 
 def test_a_run_makes_one_more_rollout_twice(finished: tuple[Path, str]):

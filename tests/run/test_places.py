@@ -87,7 +87,8 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ),
         (f"{LAG} --placement split", "placement.lag is 1: expected 0 with --placement split"),
         ("--placement both", "placement.name is 'both'"),
-        ("--placement auto", "is 'auto': expected one of flatten, interleave, separate, split"),
+        (f"{LAG} --placement auto", "placement.lag is 1: expected 0 with --placement auto"),
+        ("--placement auto --placement.critic half", "expected nothing with --placement auto"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
             "placement.reference is 'interleave': expected the policy's devices",

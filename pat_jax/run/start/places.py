@@ -21,6 +21,7 @@ from pat_jax.planning.placement import (
     ROLES,
     PlacedRole,
     Placement,
+    PlacementName,
     Positions,
     described,
     in_ranges,
@@ -154,7 +155,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
       OptionError: the processes cannot be cut alike.
     """
     asked = {role: getattr(options, role) for role in ROLES if getattr(options, role)}
-    if options.name != "flatten":
+    if _named(options) != "flatten":
         asked = {"name": options.name}
     if not asked:
         return [list(devices)]
@@ -174,10 +175,15 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
     return list(parts.values())
 
 
+def _named(options: PlacementConfig) -> PlacementName:
+    """Returns the placement that models have: with auto the others are only compared with it."""
+    return "flatten" if options.name == "auto" else options.name
+
+
 def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
     """Returns the devices of each role, of the `count` devices of each part."""
     whole = "the run's" if num_parts == 1 else "each process's"
-    places = dict(Placement.named(options.name, count).places)
+    places = dict(Placement.named(_named(options), count).places)
     given: dict[PlacedRole, Positions] = {}
     for role in ROLES:
         given[role] = options.positions(role, count, whole)

@@ -4,9 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from math import isfinite, nan
+from typing import get_args
 
 from pat_jax.common.html.charts import Plot
 from pat_jax.common.text_table import Cell, Table, percent, shown
+from pat_jax.planning.placement import PlacementName
+from pat_jax.planning.placement_seconds import described
 from pat_jax.run.logging.page.curves import Rows, curve, numbers, plot
 
 Fact = tuple[str, str]
@@ -32,6 +35,18 @@ def facts(rows: Rows) -> Iterator[Fact]:
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
         many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
         yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
+
+
+def placements(rows: Rows) -> str:
+    """Returns what other placements would take; empty if the run has not compared them."""
+    for row in rows[::-1]:
+        if found := {
+            name: row[key]
+            for name in get_args(PlacementName)
+            if (key := f"placement/{name}") in row
+        }:
+            return described(found)
+    return ""
 
 
 def _heldout(rows: Rows) -> Iterator[Fact]:
