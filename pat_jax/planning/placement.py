@@ -56,14 +56,6 @@ class Placement:
         """Whether two roles have no device in common."""
         return not {*self.places[one]} & {*self.places[other]}
 
-    def groups(self) -> list[Positions]:
-        """Returns the largest sets of devices that every role has all or none of, in order."""
-        users: dict[tuple[str, ...], list[int]] = {}
-        for device in sorted({i for place in self.places.values() for i in place}):
-            key = tuple(role for role in ROLES if device in self.places.get(role, ()))
-            users.setdefault(key, []).append(device)
-        return sorted(map(tuple, users.values()))
-
 
 def described(places: Mapping[PlacedRole, Positions]) -> str:
     """Returns the roles of each place, such as "rollout 0-3; policy, critic 4-7"."""

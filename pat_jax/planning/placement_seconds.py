@@ -8,9 +8,9 @@ those of one on half of the devices, t of the transfer, and sums over roles:
     separate     max(h, 2 sum(reads)) + t + 2 sum(updates)
     split        r + t + 2 max(reads of either half) + 2 max(policy's update, critic's)
 
-In `separate` models read responses as they end, which is assumed to be at an even pace. Else the
-reads follow the rollout. Knows names of stages and seconds. Does not know which placements a run may
-have.
+In `separate` models read responses as they end, which is assumed to be at an even pace. Otherwise
+they read after the rollout. Knows names of stages and seconds. Does not know which placements a run
+may have.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Names of an iteration's stages, the same in logs and profiler traces."""
+"""Names of an iteration's stages, the same in logs, comparisons and profiler traces."""
 
 ROLLOUT = "rollout"
 TRANSFER = "weights to the rollout"
@@ -8,15 +8,6 @@ SCORES, LOGPROBS, VALUES = "scores", "log-probabilities", "values"  # what a mod
 def predictions(what: str, role: str) -> str:
     """Returns the name of a pass without gradients over all responses."""
     return f"{what} of the {role}"
-
-
-def gradients(role: str) -> str:
-    return f"gradients of the {role}"
-
-
-def step(role: str) -> str:
-    """Returns the name of an optimizer step by gradients that are there."""
-    return f"step of the {role}"
 
 
 def update(role: str) -> str:

@@ -46,11 +46,9 @@ class Generator:
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
     earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
-    _params: Params | None = None  # that were loaded
 
     def load(self, params: Params) -> None:
         """Transfers the policy to the engine: the next rollout samples from it."""
-        self._params = params
         layout = self._first_layout()
         head = None if self.exit_head is None else self.exit_head.head
         devices = {*self.trainer.layout.devices, *layout.devices}
@@ -68,12 +66,6 @@ class Generator:
         load = full_load(self.config, self.engine.capacity)
         start = process_group().agree("first layout", lambda: self.planner.start(load))
         return self.engine.layouts[start]
-
-    @property
-    def params(self) -> Params:
-        """The parameters that were loaded."""
-        assert self._params is not None, "no policy has been loaded"
-        return self._params
 
     @property
     def policy(self) -> int:

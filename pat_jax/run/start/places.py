@@ -164,12 +164,11 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
         parts.setdefault(device.process_index, []).append(device)
     sizes = {len(part) for part in parts.values()}
     (field, value), *_ = asked.items()
-    otherwise = "flatten for all models"
-    expected = f"the same number of devices in each process, or {otherwise}"
+    expected = "the same number of devices in each process, or flatten for all models"
     require(len(sizes) == 1, f"placement.{field}", value, expected)
     expected = (
-        f"{otherwise}, since each of the {len(parts)} processes has one device and each needs "
-        "devices of every model; start one process for all devices of a host"
+        f"flatten for all models, since each of the {len(parts)} processes has one device and each "
+        "needs devices of every model; start one process for all devices of a host"
     )
     require(len(parts) == 1 or sizes != {1}, f"placement.{field}", value, expected)
     return list(parts.values())
