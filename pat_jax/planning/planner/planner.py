@@ -276,8 +276,8 @@ class CostModelPlanner(Planner):
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
-        known, splits = self.latency.decode_table, self.splits
-        if self._tables is None or self._tables[0] is not known or self._tables[1].splits != splits:
+        known = self.latency.decode_table
+        if self._tables is None or self._tables[0] is not known:
             bare = replace(self.latency, correction=Correction())
-            self._tables = known, CostTables.of(bare, splits)
+            self._tables = known, CostTables.of(bare, self.splits)
         return self._tables[1]
