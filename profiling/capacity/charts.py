@@ -1,18 +1,15 @@
 """The charts of a plan's page, by value."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from statistics import fmean
 
 from pat_jax.common.html.charts import Axis, Bar, Bars, Line, Plot
 from pat_jax.common.picture_style import COMPUTED, colour, tp_colour
 from pat_jax.common.text_table import shown
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.limits import shares
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.tables import stage_seconds, update_parts
-from pat_jax.profiling.capacity.update_report import Update, UpdateMemory
-from pat_jax.profiling.predict.update_times import Seconds
+from pat_jax.profiling.capacity.tables import stage_seconds
+from pat_jax.profiling.capacity.update_report import Update
 
 
 def rollouts(report: PlanReport) -> Bars:
@@ -33,16 +30,6 @@ def iterations(report: PlanReport, update: Update) -> Bars:
     return Bars(bars)
 
 
-def update_seconds(update: Update) -> Bars:
-    every = sum(stage_seconds(update).values(), Seconds())
-    return Bars([Bar("update", asdict(every), f"{shown(every.total)} s")])
-
-
-def update_memory(memory: UpdateMemory) -> Bars:
-    bar = Bar("update", update_parts(memory), shown(memory.total / GIB))
-    return Bars([bar], memory.limit / GIB)
-
-
 def memory(report: PlanReport) -> Bars:
     bars = []
     for layout in report.memory.layouts:
@@ -53,12 +40,6 @@ def memory(report: PlanReport) -> Bars:
         words = shown(layout.total / GIB) + ("" if layout.is_used else ", not used")
         bars.append(Bar(str(layout.split), {k: n / GIB for k, n in parts.items()}, words))
     return Bars(bars, report.memory.limit / GIB)
-
-
-def limits(report: PlanReport) -> Bars:
-    """A bar with the parts of the decoding time in percent, by what each part grows with."""
-    parts = shares(report.comparison.adaptive.parts)
-    return Bars([Bar("decoding", {name: 100 * x for name, x in parts.items() if x > 0}, "")])
 
 
 def steps(report: PlanReport) -> Iterator[Plot]:

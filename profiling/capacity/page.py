@@ -1,8 +1,9 @@
 """A plan as one HTML file, and as text."""
 
+import re
 from pathlib import Path
 
-from pat_jax.common.html.render import rendered
+from pat_jax.common.html.render import Form, rendered
 from pat_jax.engine.record.running_plot import running_plot
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity import charts, tables
@@ -11,18 +12,18 @@ from pat_jax.profiling.capacity.update_report import RELIANCE
 
 
 def page(report: PlanReport) -> str:
-    return _rendered(report, "plan.html.jinja")
+    return _rendered(report, "html")
 
 
 def plan_text(report: PlanReport) -> str:
-    """The plan as text: what fits, what is sent, how long steps take, what adapting gains, what
-    the update adds, what limits it."""
-    return _rendered(report, "plan.txt.jinja").rstrip()
+    """The plan as text: the page without its charts."""
+    return re.sub(r"\n{3,}", "\n\n", _rendered(report, "txt")).strip()
 
 
-def _rendered(report: PlanReport, template: str) -> str:
+def _rendered(report: PlanReport, form: Form) -> str:
     return rendered(
-        Path(__file__).with_name(template),
+        Path(__file__).with_name("plan.jinja"),
+        form,
         report=report,
         tables=tables,
         charts=charts,

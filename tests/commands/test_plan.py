@@ -150,7 +150,7 @@ def test_every_predicted_second_says_between_what_measured_ones_lay(
         assert counted in report.steps.reliance
     assert json.loads(report.to_json())["sources"]["seconds"].startswith(words)
     text = plan_text(report)
-    assert f"Decode step, ms, {margin} (from" in text and f"nothing ran; steps {margin})" in text
+    assert f"Predicted, {margin}, from" in text and f"nothing ran; steps {margin})" in text
     told = seen_on_page(report)
     assert f"adapting; steps {margin}" in told and told.count(words) == 2
 

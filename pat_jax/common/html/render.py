@@ -6,7 +6,7 @@ escaped.
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
 from pat_jax.common.text_table import percent, shown, text_table
@@ -15,28 +15,31 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SHARED = Path(__file__).parent
+Form = Literal["html", "txt"]
 
 
-def rendered(template: Path, **values: Any) -> str:
+def rendered(template: Path, form: Form = "html", **values: Any) -> str:
     """Renders a template.
 
     Args:
-      template: `*.html.jinja`, `*.svg.jinja` or `*.txt.jinja`. It can extend and import templates
-        beside it and here.
+      template: it can extend and import templates beside it and here. `page` and `macros` are here
+        in both forms.
+      form: what it becomes, a page (or a picture) or a text; the template knows it under this
+        name.
       values: the template's variables.
     """
-    environment = _environment(template.parent, ".txt" not in template.suffixes)
+    environment = _environment(template.parent, form)
     text = environment.get_template(template.name).render(values)
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not UTF-8
 
 
 @cache
-def _environment(folder: Path, is_markup: bool) -> "Environment":
+def _environment(folder: Path, form: Form) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
         loader=FileSystemLoader([folder, SHARED]),
-        autoescape=is_markup,
+        autoescape=form == "html",
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -49,5 +52,5 @@ def _environment(folder: Path, is_markup: bool) -> "Environment":
         "in_a_line": lambda text: " ".join(text.split()),
         "layout_colour": layout_colour,
     }
-    made.globals["COMPUTED"] = COMPUTED
+    made.globals |= {"COMPUTED": COMPUTED, "form": form}
     return made
