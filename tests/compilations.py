@@ -8,8 +8,8 @@ from typing import Any
 import jax.monitoring
 import pytest
 
+from pat_jax.run import loop
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
-from pat_jax.run.loop import Run
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -37,19 +37,20 @@ def counted_in_iterations() -> Iterator[list[str]]:
     At the first of these, orbax compiles slices of what every device holds (some 10 ms each).
     """
     found: list[str] = []
-    learn, save = Run.learn, Checkpointer.save
+    learn, save = loop.learn, Checkpointer.save
     with counted_compilations() as threads, pytest.MonkeyPatch.context() as patch:
 
-        def counted(self: Run) -> None:
+        def counted(run: loop.Run) -> Any:
             before = len(threads)
-            learn(self)
+            last = learn(run)
             found.extend(threads[before:])
+            return last
 
         def uncounted(self: Checkpointer, *args: Any) -> None:
             before = len(threads)
             save(self, *args)
             del threads[before:]
 
-        patch.setattr(Run, "learn", counted)
+        patch.setattr(loop, "learn", counted)
         patch.setattr(Checkpointer, "save", uncounted)
         yield found

@@ -28,12 +28,12 @@ def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.open, "save", lambda *_: None)
+        patch.setattr(run.files, "save", lambda *_: None)
         with counted_compilations() as begun:
-            run.begin()
+            at_begin = run.begin()
         with counted_compilations() as compiled:
-            run.learn()
-    params = jax.device_get(run.state.params)
-    run.finish()
-    run.open.release()
+            ended = run.learn(at_begin)
+    params = jax.device_get(ended.state.params)
+    run.finish(at_begin, ended, 0.0)
+    run.files.release()
     return Whole(Path(setup.config.run_dir), setup, params, begun, compiled)

@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from compilations import counted_in_iterations
 from jax.experimental.multihost_utils import process_allgather
-from runs import TINY
+from runs import TINY, run_to_end
 
 from pat_jax.common.hosts.owners import is_absent, known_to_all
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
-from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.loop import Loop
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
@@ -51,18 +51,16 @@ def ended(folder: Path, judge: Path, *options: str) -> Ended:
     config = parse([*TINY, *PPO.split(), *rewards, *options, "--run_dir", str(run_dir)])
     setup, found = build(config, jax.devices()[: config.devices]), Ended()
     with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-        run = Run(setup, scorer, StopSignals())
-        learn = run.update
+        update = Loop.update
 
-        def update(step: int, experience: Any, measured: dict[str, Any]) -> None:
+        def noted(self: Loop, step: int, experience: Any) -> None:
             responses = [x for group in experience.groups for x in group.rollouts]
             found.tokens.append([x.tokens.tolist() for x in responses])
-            learn(step, experience, measured)
+            update(self, step, experience)
 
-        run.update = update
-        with counted_in_iterations() as compiled:
-            run.run()
-        run.open.release()
+        with counted_in_iterations() as compiled, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Loop, "update", noted)
+            run = run_to_end(setup, scorer)
     found.compiled.extend(map(str, compiled))
     for role in TRAINED:
         leaves = jax.tree.leaves(run.learner.states[role].params)

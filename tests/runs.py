@@ -23,8 +23,12 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.run import loop
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent
@@ -115,6 +119,14 @@ def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
         step, state, _ = checkpoints.restore(abstract)
     return setup, state["train"], step
+
+
+def run_to_end(setup: Setup, scorer: RewardScorer, signals: StopSignals | None = None) -> loop.Run:
+    """Runs to the end in this process; returns the run with what it has learned."""
+    signals = signals or StopSignals()
+    with files_of(setup, signals) as files, opened(setup, scorer, signals, files) as run:
+        loop.finish(run, loop.learn(run))
+    return run
 
 
 def write_checkpoint(directory: Path, config: ModelConfig = QWEN3) -> Path:

@@ -40,11 +40,11 @@ from pat_jax.run.logging.metrics import read_metrics
 
 # The function that is under way in each, and for which role it is called, if for several.
 STAGES = {
-    "compile": "pat_jax.run.loop:Run.compile",
+    "compile": "pat_jax.run.opened:compile_run",
     "warm start": "pat_jax.run.start.init_state:_warm_start",
     "reference kept": "pat_jax.run.start.init_state:begin_reference",
     "restore": "pat_jax.run.process.open_run:OpenRun.restore",
-    "warm-up": "pat_jax.run.loop:Run.warm_up",
+    "warm-up": "pat_jax.run.opened:warm_up",
     "prefill": "pat_jax.engine.device_executor:DeviceExecutor.prefill",
     "burst": "pat_jax.engine.device_executor:DeviceExecutor.collect",
     "switch": "pat_jax.engine.rollout:_Loop.move",
@@ -55,7 +55,7 @@ STAGES = {
     "update": "pat_jax.training.trainer:Trainer.update train",
     "transfer": "pat_jax.training.transfer:Transfer.__call__",
     "checkpoint": "pat_jax.run.process.open_run:OpenRun.save",
-    "end": "pat_jax.run.loop:Run.finish",
+    "end": "pat_jax.run.loop:finish",
 }
 OF_PPO = ("reference kept", "reference", "values", "critic update")
 ONCE = ("compile", "warm start", "reference kept", "restore", "warm-up", "end")  # a process

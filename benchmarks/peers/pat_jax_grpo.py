@@ -11,28 +11,33 @@ from turns import Turns
 from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
-from pat_jax.run.loop import Run
+from pat_jax.run import loop
+from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
-
-class InTurns(Run):
-    def iterate(self, step: int) -> None:
-        jax.block_until_ready(self.learner.state)
-        turns.wait()
-        super().iterate(step)
-
-
 turns = Turns(jax=jax.__version__)
+iterate = loop.Loop.iterate
+
+
+def in_turns(self: loop.Loop, step: int) -> None:
+    jax.block_until_ready(self.learner.state)
+    turns.wait()
+    iterate(self, step)
 
 
 def main() -> None:
     config = parse(sys.argv[1:], RunConfig, prog="pat_jax.train")
     with StopSignals() as signals:
         setup = build(config, configure(config.devices))
-        with open_scorer(config, setup.task.rewards) as scorer:
-            InTurns(setup, scorer, signals).run()
+        loop.Loop.iterate = in_turns
+        with (
+            open_scorer(config, setup.task.rewards) as scorer,
+            files_of(setup, signals) as files,
+            opened(setup, scorer, signals, files) as run,
+        ):
+            loop.finish(run, loop.learn(run))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def show_switch(run: Run) -> None:
     """Makes, saves and prints the shown switch. Changes nothing that the run has learned or saved.
     A failure is printed in one line."""
-    is_new = run.config.steps > run.steps.first
+    is_new = run.config.steps > run.first
     if len(run.setup.layouts) == 1 or not (process_group().is_alone and is_new):
         return
     try:
@@ -72,16 +72,16 @@ def computed_plan(command: str = PLAN) -> ComputedPlan:
 
 
 def _keep(run: Run, shown: ShownSwitch) -> None:
-    write_switch(run.open.folder, shown)
+    write_switch(run.files.folder, shown)
     pictures = {"as planned": shown.planned, "with a forced switch": shown.forced}
-    draw_rollouts(pictures).save(run.open.folder / SWITCH_PICTURE)
-    run.open.page.write_now()
+    draw_rollouts(pictures).save(run.files.folder / SWITCH_PICTURE)
+    run.files.page.write_now()
 
 
 def _tell(run: Run, shown: ShownSwitch) -> None:
     assert shown.computed is not None
     lines = [*shown.lines(), f"computed, nothing ran: {shown.computed.words}", f"  {PLAN}"]
-    lines.append(f"next: look at {run.open.folder / PAGE_FILE}, then train a real model: {NEXT}")
+    lines.append(f"next: look at {run.files.folder / PAGE_FILE}, then train a real model: {NEXT}")
     for line in lines:
         print(line)
         log.info("%s", line.strip())

@@ -7,7 +7,8 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.algorithm.losses import Loss
-from pat_jax.run.loop import Run
+from pat_jax.run.loop import finish, learn
+from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.sent_code import send_loss, send_reward
@@ -27,17 +28,17 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
             config = with_width(config, devices)
         setup = build(config, devices)
-        with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-            training = Run(setup, scorer, signals)
-            try:
-                process_group().agree("rows", lambda: rows.keep(config))
-                training.run()
-                if config.show_switch:
-                    from pat_jax.commands.show_switch import show_switch  # imports replays as well
+        with (
+            open_scorer(config, setup.task.rewards, setup.reward_models) as scorer,
+            files_of(setup, signals) as files,
+        ):
+            process_group().agree("rows", lambda: rows.keep(config))
+            with opened(setup, scorer, signals, files) as training:
+                finish(training, learn(training))
+            if config.show_switch:
+                from pat_jax.commands.show_switch import show_switch  # imports replays as well
 
-                    show_switch(training)
-            finally:
-                training.open.release()
+                show_switch(training)
     return config.run_dir
 
 

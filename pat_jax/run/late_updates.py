@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.run.collect import Experience
@@ -21,18 +21,16 @@ from pat_jax.run.process.stop_signals import StoppedAtOnce
 
 
 class Iterated(Protocol):
-    """The parts of an iteration of a run (`loop.Run`)."""
+    """The parts of an iteration of a run (`loop.Loop`)."""
 
     steps: Steps
     generator: Generator
 
     def collect(self, step: int) -> Experience: ...
 
-    def learn_from(
-        self, step: int, experience: Experience, measured: dict[str, Any], clock: Stopwatch
-    ) -> Learned: ...
+    def learn_from(self, step: int, experience: Experience, clock: Stopwatch) -> Learned: ...
 
-    def load(self, step: int, learned: Learned, measured: dict[str, Any]) -> None: ...
+    def load(self, step: int, learned: Learned, experience: Experience) -> None: ...
 
     def complete(self, step: int, experience: Experience) -> None: ...
 
@@ -91,10 +89,7 @@ class LateUpdates:
             self._complete()
 
     def _learn(self, batch: LateBatch) -> None:
-        experience = batch.experience
-        batch.learned = self._run.learn_from(
-            batch.step, experience, experience.measured, batch.clock
-        )
+        batch.learned = self._run.learn_from(batch.step, batch.experience, batch.clock)
 
     def _complete(self, *, goes_on: bool = True) -> None:
         """Waits for the update, if one goes on, and completes its step. Raises whatever the update
@@ -111,6 +106,6 @@ class LateUpdates:
         measured["train/update_seconds"] = own["update"]
         if goes_on:
             run.generator.release()
-            run.load(batch.step, batch.learned, measured)
+            run.load(batch.step, batch.learned, batch.experience)
         run.complete(batch.step, batch.experience)
         clock.reset()

@@ -47,7 +47,7 @@ def test_a_plan_is_computed_from_what_is_shipped():
 
 def a_run(**changes: Any) -> Any:
     layouts = {"dp2tp1": None, "dp1tp2": None}
-    made_of = {"steps": SimpleNamespace(first=0), "setup": SimpleNamespace(layouts=layouts)}
+    made_of = {"first": 0, "setup": SimpleNamespace(layouts=layouts)}
     return SimpleNamespace(config=SimpleNamespace(steps=2), **(made_of | changes))
 
 
@@ -73,7 +73,7 @@ def test_a_signal_ends_it_and_says_that_the_run_is_complete(monkeypatch, capsys)
 
 @pytest.mark.parametrize(
     "run",
-    [a_run(steps=SimpleNamespace(first=2)), a_run(setup=SimpleNamespace(layouts={"dp1tp1": None}))],
+    [a_run(first=2), a_run(setup=SimpleNamespace(layouts={"dp1tp1": None}))],
 )
 def test_of_one_layout_or_no_new_step_nothing_is_shown(monkeypatch, caplog, run: Any):
     monkeypatch.setattr(show_switch, "same_rollout", lambda run: pytest.fail("it is made"))

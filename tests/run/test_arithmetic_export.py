@@ -7,16 +7,14 @@ import jax
 import numpy as np
 import pytest
 from file_runs import to_the_end
-from runs import TINY
+from runs import TINY, run_to_end
 
 from pat_jax import reward_model
 from pat_jax.config.command_line import parse
 from pat_jax.rl.data.arithmetic import TOKENIZER, problems, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
 from pat_jax.run.process.folder import options_of_run
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 from pat_jax.run.sft.inputs import shape_of_model
@@ -31,9 +29,7 @@ def train(folder: Path, *words: str) -> list[dict]:
     config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-        run = Run(setup, scorer, StopSignals())
-        run.run()
-        run.open.release()
+        run_to_end(setup, scorer)
     return read_metrics(folder / "metrics.jsonl")
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import jax
 import pytest
 from compilations import counted_in_iterations
-from runs import TINY
+from runs import TINY, run_to_end
 
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
@@ -41,7 +40,7 @@ def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
     setup = build(config, jax.devices()[:2])
     scores = open_scorer(config, setup.task.rewards)
     with StopSignals() as signals, scores as scorer, counted_in_iterations() as compiled:
-        Run(setup, scorer, signals).run()
+        run_to_end(setup, scorer, signals)
     assert compiled == []
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     iterations = [row for row in rows if "train/loss" in row]

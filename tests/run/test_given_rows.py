@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from pat_jax.commands import train
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.process.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
+from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.setup import Setup
 from pat_jax.run.start.given_rows import GivenRows
 from pat_jax.run.task import Task
 
@@ -56,13 +59,17 @@ def tasks(monkeypatch) -> list[Task]:
     """Of each run that began; none does anything but to measure one thing."""
     begun: list[Task] = []
 
-    def begin(run: train.Run) -> None:
-        begun.append(run.setup.task)
-        (run.open.folder / "metrics.jsonl").touch()
-        run.open.close()
+    @contextmanager
+    def begin(setup: Setup, scorer: object, signals: object, files: OpenRun) -> Iterator[None]:
+        begun.append(setup.task)
+        (files.folder / "metrics.jsonl").touch()
+        files.close()
+        yield
 
     monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: int(count)])
-    monkeypatch.setattr(train.Run, "run", begin)
+    monkeypatch.setattr(train, "opened", begin)
+    monkeypatch.setattr(train, "learn", lambda run: None)
+    monkeypatch.setattr(train, "finish", lambda run, last: None)
     return begun
 
 

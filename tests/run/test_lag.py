@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from compilations import counted_in_iterations
-from runs import TINY, presets_of_one_layer
+from runs import TINY, presets_of_one_layer, run_to_end
 
 from pat_jax.common.timeline import Span, recorded
 from pat_jax.config.command_line import parse
@@ -22,7 +22,6 @@ from pat_jax.run.collect import Collector, Experience
 from pat_jax.run.generation import Generator
 from pat_jax.run.learning import Learned, Learner
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
@@ -74,11 +73,9 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
             counted_in_iterations() as compiled,
             recorded() as timeline,
         ):
-            run = Run(setup, scorer, signals)
             try:
-                run.run()
+                run_to_end(setup, scorer, signals)
             finally:
-                run.open.release()
                 seen.compiled.extend(map(str, compiled))
                 seen.spans.extend(timeline.take())
     return seen

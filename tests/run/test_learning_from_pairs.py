@@ -122,7 +122,7 @@ def test_the_export_gives_the_measured_rewards(whole: Whole):
 def test_a_stopped_run_goes_on_bit_for_bit(whole: Whole, tmp_path, capsys, monkeypatch):
     folder, command = tmp_path / "run", whole.setup.config
     module = reward_model if whole.setup.policy.config.head == "scalar" else sft
-    monkeypatch.setattr(SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0))
+    monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
     stopped_at, draw, told = 7, whole.setup.examples.draw, iter(range(STEPS))
     setup = replace(whole.setup, config=replace(command, run_dir=str(folder)))
     with pytest.raises(Stopped), StopSignals() as signals:
@@ -136,15 +136,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole: Whole, tmp_path, capsys, monke
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(setup.examples, "draw", draw_and_stop)
             stopped.run()
-    stopped.open.release()
+    stopped.files.release()
     again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
     assert again in capsys.readouterr().err
 
     resumed = made(module, "--resume", "--run_dir", str(folder))
     run = SftRun(replace(resumed, roles=whole.setup.roles), StopSignals(), module.COMMAND)
-    run.begin()
-    run.learn()
-    assert_same_bits(jax.device_get(run.state.params), whole.params)
-    run.open.release()
+    ended = run.learn(run.begin())
+    assert_same_bits(jax.device_get(ended.state.params), whole.params)
+    run.files.release()
     ours, theirs = (read_metrics(x / "metrics.jsonl") for x in (folder, whole.folder))
     assert without_times(ours) == without_times(theirs)

@@ -11,7 +11,7 @@ from runs import QWEN3, write_checkpoint
 
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.checkpoints.files import checkpoints_in
-from pat_jax.run.loop import Run
+from pat_jax.run.loop import Loop
 from pat_jax.training.reader import Reader
 
 PLACEMENTS = (
@@ -50,14 +50,14 @@ def test_an_error_in_a_lane_ends_the_run_and_keeps_the_last_whole_step(
         return read(self, batch)
 
     read_in_step: list[int] = []
-    update = Run.update
+    update = Loop.update
 
-    def counted(self: Run, step: int, *rest: Any) -> None:
+    def counted(self: Loop, step: int, *rest: Any) -> None:
         update(self, step, *rest)
         read_in_step.append(step)
 
     monkeypatch.setattr(Reader, "read", fails_later)
-    monkeypatch.setattr(Run, "update", counted)
+    monkeypatch.setattr(Loop, "update", counted)
     scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
     judge = write_checkpoint(tmp_path / "judge", scalar)
     with pytest.raises(RuntimeError, match="lost its device"):

@@ -13,7 +13,7 @@ import pytest
 from arrays import assert_same_bits
 from compilations import counted_in_iterations
 from plain_model import outputs
-from runs import QWEN3, TINY, presets_of_one_layer, without_times, write_checkpoint
+from runs import QWEN3, TINY, presets_of_one_layer, run_to_end, without_times, write_checkpoint
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -26,8 +26,6 @@ from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run import learning
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
@@ -85,10 +83,8 @@ def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
     scores = open_scorer(config, setup.task.rewards, setup.reward_models)
     with scores as scorer, pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "training_batch", recording)
-        run = Run(setup, scorer, StopSignals())
         with counted_in_iterations() as found.compiled:
-            run.run()
-        run.open.release()
+            run = run_to_end(setup, scorer)
     found.last = jax.device_get(dict(run.learner.states))
     found.rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
     return found

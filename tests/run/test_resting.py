@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from runs import QWEN3, TINY, write_checkpoint
+from runs import QWEN3, TINY, run_to_end, write_checkpoint
 
 from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.rules import OptionError
@@ -17,7 +17,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
@@ -41,10 +40,7 @@ def ended(folder: Path, rest: str) -> Run:
     config = parse([*TINY, *options])
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-        run = Run(setup, scorer, StopSignals())
-        run.run()
-        run.open.release()
-    return run
+        return run_to_end(setup, scorer)
 
 
 def memories(tree: Any) -> set[str]:

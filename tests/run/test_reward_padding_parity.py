@@ -129,5 +129,5 @@ def test_a_run_exports_what_makes_them_so(tmp_path: Path):
     given = options_of_run(options(base, tmp_path), read_options)
     run = SftRun(build(given, jax.devices()[:1]), StopSignals(), COMMAND)
     run.run()
-    run.open.release()
+    run.files.release()
     assert_same_scores(tmp_path / "rm", 0, with_template=False)

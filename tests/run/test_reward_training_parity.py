@@ -65,7 +65,7 @@ def ours(given: tuple[Path, Path, Path], folder: Path) -> SftSetup:
     setup = build(options_of_run(words, read), jax.devices()[:1])
     run = SftRun(setup, StopSignals(), COMMAND)
     run.run()
-    run.open.release()
+    run.files.release()
     return setup
 
 

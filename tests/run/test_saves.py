@@ -18,7 +18,7 @@ from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError
 from pat_jax.run.checkpoints.schedule import Saves
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process import open_run as open_run_module
-from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
@@ -92,13 +92,16 @@ def open_run(disk: FullDisk) -> Any:
     run.folder, run.progress, run.checkpoints = Path("run"), Progress(9), disk
     run.saves = Saves(cast(Checkpointer, disk), 2, 9, run.progress.print)
     run._config = RunConfig()
-    run._command, run._config_text, run._save_beside = "train", "", lambda step: None
+    run._command, run._config_text, run.whole = "train", "", None
     return run
 
 
 def stop(number: signal.Signals, disk: FullDisk, steps_done: int | None) -> None:
     """As a run that is stopped."""
-    open_run(disk).stop(Stopped(number), steps_done, lambda: ({}, {}))
+    run = open_run(disk)
+    run.whole = None if steps_done is None else WholeStep(steps_done, {}, {})
+    with pytest.raises(Stopped), run.kept_at_a_stop():
+        raise Stopped(number)
 
 
 def test_a_stopped_run_waits_for_the_checkpoint_that_is_being_written(capsys):
@@ -127,12 +130,10 @@ def fail(
     disk: FullDisk, error: BaseException, state: Any = None, signals: StopSignals | None = None
 ) -> None:
     """As a run that has done four steps."""
-    kept = {"train": state}, {}
     signals = signals or StopSignals()
-    with (
-        pytest.raises(type(error)) as raised,
-        open_run(disk).saved_at_an_error(signals, lambda: (4, kept)),
-    ):
+    run = open_run(disk)
+    run.whole = WholeStep(4, {"train": state}, {})
+    with pytest.raises(type(error)) as raised, run.saved_at_an_error(signals, lambda: None):
         raise error
     assert raised.value is error
 

@@ -16,7 +16,8 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.run import loop, setup
+from pat_jax.run import opened, setup
+from pat_jax.run.opened import files_of
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results import session
 from pat_jax.run.sft import loop as sft_loop
@@ -80,7 +81,8 @@ def test_a_run_is_made_and_recorded_with_what_its_model_brings(folder: Path, see
     assert (*shared, config.compute_dtype) == (256, 256, "float32")
     assert built.engine.specs.buckets.lengths[-1] == 512
     assert "--rollout.max_completion_length is 256 in place of 1,024" in built.shortened
-    recorded = seen(loop, "OpenRun", loop.Run, built, None, StopSignals())
+    opening = files_of(built, StopSignals())
+    recorded = seen(opened, "OpenRun", opening.__enter__)
     assert recorded is config
 
 

@@ -114,11 +114,12 @@ def test_gradients_that_stay_no_numbers_end_a_run(whole: Whole, given_options, t
     config, setup = made(*given_options, "--run_dir", str(folder), "--optimizer.max_skipped", "2")
     setup = replace(setup, roles=whole.setup.roles)  # which is compiled
     run = SftRun(setup, StopSignals())
-    run.begin()
-    run.state = replace(run.state, params=jax.tree.map(lambda x: x * np.nan, run.state.params))
+    at = run.begin()
+    params = jax.tree.map(lambda x: x * np.nan, at.state.params)
+    at = replace(at, state=replace(at.state, params=params))
     with pytest.raises(UserError, match=r"3 optimizer steps in a row .* the last in step 3"):
-        run.learn()
-    run.open.release()
+        run.learn(at)
+    run.files.release()
     kept = folder / "skipped" / "step-3.npz"
     examples = setup.examples.draw(2 * config.batch_size, config.batch_size)
     (mini,) = to_example_batch(examples, setup.shapes).mini_batches
@@ -150,9 +151,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     whole: Whole, given_options, tmp_path, capsys, monkeypatch, at: int
 ):
     folder = tmp_path / "run"
-    monkeypatch.setattr(
-        SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0)
-    )  # `whole` has
+    monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)  # `whole` has
     _, setup = made(*given_options, "--run_dir", str(folder))
     setup = replace(setup, roles=whole.setup.roles)
     with pytest.raises(Stopped), StopSignals() as signals:
@@ -166,7 +165,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
         monkeypatch.setattr(setup.examples, "draw", draw_and_stop)
         stopped.run()
-    stopped.open.release()
+    stopped.files.release()
     printed = capsys.readouterr().err
     assert (
         f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume"
@@ -187,7 +186,7 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole: Whole, tmp_path, 
     _, setup = made("--resume", "--run_dir", str(whole.folder), "--data", str(data))
     run = SftRun(setup, StopSignals())
     run.begin()
-    run.open.release()
+    run.files.release()
     printed = capsys.readouterr().err
     assert "resumed with other options: data.files" in printed
     assert "resumed with other examples than before" in printed

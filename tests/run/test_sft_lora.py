@@ -78,4 +78,4 @@ def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
     run = SftRun(replace(setup, roles=compiled.roles), StopSignals())
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()
-    run.open.release()
+    run.files.release()

@@ -21,7 +21,7 @@ from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.lessons import ExampleLessons
-from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.loop import Position, SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
@@ -45,7 +45,7 @@ class Whole(NamedTuple):
     folder: Path
     options: list[str]
     setup: SftSetup
-    run: SftRun
+    ended: Position
 
 
 def made(*options: str) -> SftSetup:
@@ -71,9 +71,9 @@ def whole(tmp_path_factory) -> Whole:
     export = ["--checkpoint.export_dir", str(folder / "policy")]
     setup = made(*options, "--run_dir", str(folder / "run"), *export)
     run = SftRun(setup, StopSignals())
-    run.run()
-    run.open.release()
-    return Whole(folder, options, setup, run)
+    ended = run.run()
+    run.files.release()
+    return Whole(folder, options, setup, ended)
 
 
 def test_it_learns(whole: Whole):
@@ -102,13 +102,15 @@ def test_it_goes_on_bit_for_bit(whole: Whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(whole.folder / "run", folder)
     shutil.rmtree(folder / CHECKPOINTS / str(STEPS))
-    monkeypatch.setattr(SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0))
+    monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
     setup = made("--resume", "--run_dir", str(folder))
     run = SftRun(replace(setup, roles=whole.setup.roles), StopSignals())
-    run.run()
-    run.open.release()
-    assert run.steps.first == 6 and run.drawn == whole.run.drawn
-    assert_same_bits(run.state, whole.run.state)
+    begin, begun = SftRun.begin, []
+    monkeypatch.setattr(SftRun, "begin", lambda run: begun.append(begin(run)) or begun[0])
+    ended = run.run()
+    run.files.release()
+    assert begun[0].step == 6 and ended.drawn == whole.ended.drawn
+    assert_same_bits(ended.state, whole.ended.state)
     ours, theirs = (read_metrics(x / "metrics.jsonl") for x in (folder, whole.folder / "run"))
     assert without_times(ours) == without_times(theirs)
 
@@ -128,9 +130,9 @@ def test_the_export_has_a_tokenizer_of_bytes(whole: Whole):
     assert heldout is not None
     ours, theirs = (
         cross_entropy(
-            trainer.predict(replace(whole.run.state, params=params), heldout), trainer.old
+            trainer.predict(replace(whole.ended.state, params=params), heldout), trainer.old
         )
-        for params in (initial_params(trainer, setup.config), whole.run.state.params)
+        for params in (initial_params(trainer, setup.config), whole.ended.state.params)
     )
     assert ours == pytest.approx(theirs, rel=1e-6)
 

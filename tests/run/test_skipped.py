@@ -20,7 +20,8 @@ from pat_jax.run import learning
 from pat_jax.run.checkpoints.skipped_steps import FOLDER, NonFiniteSteps
 from pat_jax.run.learning import training_batch
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
+from pat_jax.run.loop import learn
+from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
@@ -116,10 +117,11 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     monkeypatch.setattr(learning, "training_batch", poisoned)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
-        run = Run(setup, scorer, StopSignals())
-        with pytest.raises(UserError, match=r"4 optimizer steps in a row .* the last in step 3; "):
-            run.run()
-        run.open.release()
+        signals = StopSignals()
+        with files_of(setup, signals) as files, opened(setup, scorer, signals, files) as run:
+            words = r"4 optimizer steps in a row .* the last in step 3; "
+            with pytest.raises(UserError, match=words):
+                learn(run)
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["train/skipped_updates"]) for row in rows] == [(1, 0), (2, 2), (3, 2)]
     assert "step 2: 2 of 2 optimizer steps left out" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import TINY, presets_of_one_layer
+from runs import TINY, presets_of_one_layer, run_to_end
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -15,8 +15,6 @@ from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import Setup, build
 
@@ -52,9 +50,7 @@ def test_the_policy_comes_nearer_to_its_teacher(teacher: Path, tmp_path: Path):
     made = setup(teacher, tmp_path / "run", "--teacher.top_k", "8")
     assert not made.trainer.predicts  # no pass of the policy before its update
     with open_scorer(made.config, made.task.rewards) as scorer:
-        run = Run(made, scorer, StopSignals())
-        run.run()
-        run.open.release()
+        run_to_end(made, scorer)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     apart = [row["train/teacher_kl"] for row in rows]
     assert np.isfinite(apart).all() and apart[0] > apart[-1] > 0

@@ -1,15 +1,15 @@
 """An open run: holds its folder, and writes its options, log, metrics, page and checkpoints.
 
-Knows files, checkpoints and metrics. Does not know what the run computes, nor when a step is over.
+Knows files, checkpoints, metrics and the last whole step. Does not know what the run computes.
 """
 
 import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,23 @@ from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
 from pat_jax.run.results.asked_again import asked_again
 from pat_jax.run.start.hub_names import keep_names
 
-Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
 log = logging.getLogger(__name__)
-Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
+Restored = tuple[int, dict[str, Any], dict[str, Any]]  # step, state and metadata of a checkpoint
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """A step after which the run can go on: what a checkpoint saves of it.
+
+    Attributes:
+      state: of the trained models, by role.
+      beside: write further files, given the step, before the checkpoint is written.
+    """
+
+    step: int
+    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    beside: Sequence[Callable[[int], None]] = ()
 
 
 class OpenRun:
@@ -54,7 +68,6 @@ class OpenRun:
       command: the command of such runs, as in `python -m pat_jax.COMMAND`.
       steps: steps of the whole run.
       fingerprint: a checkpoint must have the same to be resumed.
-      save_beside: called with the step before each checkpoint is written, to write other files.
     """
 
     def __init__(
@@ -64,10 +77,9 @@ class OpenRun:
         *,
         steps: int,
         fingerprint: Mapping[str, object],
-        save_beside: Callable[[int], None] = lambda step: None,
     ):
         self._config, self._command, self._started = config, command, time.perf_counter()
-        self._save_beside = save_beside
+        self.whole: WholeStep | None = None  # the last one; None: nothing to save yet
         shared, us = Path(config.run_dir), process_group()
         self._lock: BaseFileLock | None = None  # held by the first process
         self._changed = us.agree("the run's folder", lambda: self._hold(shared))
@@ -114,29 +126,44 @@ class OpenRun:
         self.progress.print(f"resumed after step {found[0]}")
         return found
 
+    @contextmanager
+    def kept_at_a_stop(self) -> Iterator[None]:
+        """While entered, saves the last whole step if a signal stops the run, and prints how to go
+        on."""
+        try:
+            yield
+        except Stopped as stop:
+            what = self.saves.stop(*self._saved_parts()) if self.whole else self.saves.newest()
+            self.checkpoints.close()
+            self._notify_last(f"stopped by {stop.name}: {what}; {self._again}")
+            raise
+
     def metrics(self, first_step: int) -> MetricsWriter:
         """Opens the metrics; `first_step` steps were done before this start."""
         resume_step = first_step + 1 if self._config.resume else None
         trackers, notify = self._trackers, self.progress.print
         return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
 
-    def save(self, step: int, kept: Kept, metrics: MetricsWriter) -> None:
-        """Saves a step whose metrics are written: a run resumed from here does not repeat it."""
+    def save(self, metrics: MetricsWriter) -> None:
+        """Saves the last whole step, whose metrics are written: a run resumed from here does not
+        repeat it."""
         start = time.perf_counter()
         metrics.flush()
-        self.saves.save(step, *self._whole(step, kept))
+        step, *parts = self._saved_parts()
+        self.saves.save(step, *parts)
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
-    def save_last(self, step: int, kept: Kept) -> None:
-        """Returns when `step` is on disk. Raises UserError if several attempts to save it fail."""
-        self.saves.end(step, *self._whole(step, kept))
+    def save_last(self) -> None:
+        """Returns when the last whole step is on disk. Raises UserError if several attempts to save
+        it fail."""
+        self.saves.end(*self._saved_parts())
 
     @contextmanager
     def saved_at_an_error(
-        self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
+        self, signals: StopSignals, write_metrics: Callable[[], None]
     ) -> Iterator[None]:
-        """While entered, any error has the last whole step saved before it goes on. `last` is
-        called then, and returns that step."""
+        """While entered, any error has the last whole step saved before it goes on.
+        `write_metrics` is called before that, and writes those of the step that are pending."""
         try:
             yield
         except (Stopped, StoppedAtOnce):  # `stop` saves at the first; the second saves nothing
@@ -144,28 +171,19 @@ class OpenRun:
         except BaseException:
             signals.hold()
             if process_group().is_alone:
-                self._notify_last(f"{self._saved(last)}; {self._again}")
+                self._notify_last(f"{self._saved(write_metrics)}; {self._again}")
             else:  # a state spread over all processes cannot be saved by one of them
                 self._notify_last(f"{self.saves.on_disk()}{START_AGAIN}")
             raise
 
-    def _saved(self, last: Callable[[], tuple[int, Kept]]) -> str:
+    def _saved(self, write_metrics: Callable[[], None]) -> str:
         """Saves the last whole step, and returns a clause about it, also if saving fails."""
         try:
-            step, kept = last()
-            return self.saves.stop(step, *self._whole(step, kept))
+            write_metrics()
+            return self.saves.stop(*self._saved_parts())
         except Exception as error:
             log.error("the last whole step was not saved", exc_info=error)
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
-
-    def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
-        """Saves the step that is `done`, if any, and prints how to go on."""
-        if done is None:
-            what = self.saves.newest()
-        else:
-            what = self.saves.stop(done, *self._whole(done, kept()))
-        self.checkpoints.close()
-        self._notify_last(f"stopped by {stopped.name}: {what}; {self._again}")
 
     def last_words(self) -> str:
         """Returns what is saved and how to go on; can be called at any moment."""
@@ -202,8 +220,11 @@ class OpenRun:
         total_s = time.perf_counter() - self._started
         print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
 
-    def _whole(self, step: int, kept: Kept) -> Kept:
-        """Adds the options to the metadata: a damaged config.yaml is restored from them."""
-        self._save_beside(step)
-        state, meta = kept
-        return state, meta | {"config": self._config_text}
+    def _saved_parts(self) -> Restored:
+        """Returns step, state and metadata of the last whole step. The options are part of the
+        metadata: a damaged config.yaml is restored from them."""
+        whole = self.whole
+        assert whole is not None, "called only where there is one"
+        for save in whole.beside:
+            save(whole.step)
+        return whole.step, dict(whole.state), {**whole.meta, "config": self._config_text}

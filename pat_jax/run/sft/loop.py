@@ -5,11 +5,12 @@ Connects the packages. Knows no option of the command line and no array.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.json_state import declared
@@ -17,8 +18,8 @@ from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
 from pat_jax.run.process.distributed import meet
-from pat_jax.run.process.open_run import Kept, OpenRun
-from pat_jax.run.process.steps import Steps
+from pat_jax.run.process.open_run import OpenRun, WholeStep
+from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_policy
 from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
@@ -61,127 +62,156 @@ def run(config: FineTuning, signals: StopSignals, command: str) -> None:
     SftRun(build(config, configure(config.devices)), signals, command).run()
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a run is after a step.
+
+    Attributes:
+      base_checksum: of the base that adapters belong to; None: the whole model is trained.
+    """
+
+    step: int
+    state: TrainState
+    drawn: Drawn
+    base_checksum: int | None
+
+    def whole(self, examples: int) -> WholeStep:
+        """Returns what a checkpoint saves; `examples` is the checksum of what is learned from."""
+        meta = {"examples": examples, "base_checksum": self.base_checksum}
+        return WholeStep(self.step, {"train": self.state}, self.drawn.to_json() | meta)
+
+
 class SftRun:
     """One run that learns from files, from compilation to the export."""
 
     def __init__(self, setup: SftSetup, signals: StopSignals, command: str = "sft"):
         self.setup, self.trainer, self.lessons = setup, setup.trainer, setup.lessons
-        self.config = config = setup.config
-        self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
-        self.open = OpenRun(config, command, steps=setup.steps, fingerprint=setup.fingerprint)
-        self.steps = Steps(self.open, signals, self.kept)
-        most, notify = config.optimizer.max_skipped, self.open.progress.print
-        self.skipped = NonFiniteSteps(self.open.folder, most, notify)
+        self.config, self.signals = setup.config, signals
+        self.learning_rate = schedule_of(self.config.optimizer_in_use, setup.steps)
+        self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
+        signals.last_words = self.files.last_words
+        most, notify = self.config.optimizer.max_skipped, self.files.progress.print
+        self.skipped = NonFiniteSteps(self.files.folder, most, notify)
 
-    def run(self) -> None:
-        with self.steps.kept_at_a_stop():
-            self.open.page.write()
-            self.compile()
-            self.begin()
-            self.learn()
-            self.finish()
+    def run(self) -> Position:
+        """Runs to the end, and returns where that is."""
+        with self.files.kept_at_a_stop():
+            self.files.page.write()
+            compile_s = self.compile()
+            begun = self.begin()
+            ended = self.learn(begun)
+            self.finish(begun, ended, compile_s)
+        return ended
 
-    def compile(self) -> None:
-        setup, notify = self.setup, self.open.progress.print
+    def compile(self) -> float:
+        """Compiles the programs of the update. Returns the seconds that it took."""
+        setup, notify = self.setup, self.files.progress.print
         for line in setup.note.splitlines():
             notify(line)
         learning, lora = self.lessons.TITLE, self.trainer.trained.lora
         notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
-        compile_update(setup.roles, setup.memory, self.config.memory_options, self.open.progress)
-        self.compile_s = time.perf_counter() - start
-        notify(f"compiled in {self.compile_s:.1f} s")
+        compile_update(setup.roles, setup.memory, self.config.memory_options, self.files.progress)
+        seconds = time.perf_counter() - start
+        notify(f"compiled in {seconds:.1f} s")
+        return seconds
 
-    def begin(self) -> None:
+    def begin(self) -> Position:
         """Restores parameters, optimizer and cursor from the checkpoint, or initializes them."""
-        self.open.tell_changes()
-        self.base_checksum = freeze_base(self.trainer, self.config)
-        found = self.open.restore({"train": self.trainer.abstract_state})
+        config, roles = self.config, self.setup.roles
+        self.files.tell_changes()
+        base_checksum = freeze_base(self.trainer, config)
+        found = self.files.restore({"train": self.trainer.abstract_state})
         if found is None:
-            self.steps.first, self.drawn = 0, Drawn()
-            self.state = self.trainer["init_state"](initial_params(self.trainer, self.config))
-            begin_reference(self.setup.roles, self.config.run_dir, self.state)
-        else:
-            self.steps.first, saved, meta = found
-            resume_reference(self.setup.roles, self.config.run_dir, self.steps.first)
-            check_base(meta, self.base_checksum, self.config)
-            self.state = saved["train"]
-            with self.open.checkpoints.as_written(self.steps.first):
-                self.drawn, examples = declared(Drawn.from_json(meta)), meta["examples"]
-            if examples != self.setup.examples.checksum:
-                told = "resumed with other examples than before, or in another order"
-                self.open.progress.print(told)
+            state = self.trainer["init_state"](initial_params(self.trainer, config))
+            begin_reference(roles, config.run_dir, state)
+            return Position(0, state, Drawn(), base_checksum)
+        step, saved, meta = found
+        resume_reference(roles, config.run_dir, step)
+        check_base(meta, base_checksum, config)
+        with self.files.checkpoints.as_written(step):
+            drawn, examples = declared(Drawn.from_json(meta)), meta["examples"]
+        if examples != self.setup.examples.checksum:
+            told = "resumed with other examples than before, or in another order"
+            self.files.progress.print(told)
+        return Position(step, saved["train"], drawn, base_checksum)
 
-    def learn(self) -> None:
-        self.steps.has_learned(self.steps.first, {})
-        with self.steps.going_on():
-            for step in range(self.steps.first, self.setup.steps):
-                self.iterate(step)
-            self.evaluate(self.setup.steps)
+    def learn(self, begun: Position) -> Position:
+        """Runs all steps that are left. Returns the position after the last."""
+        position, whole = begun, begun.whole(self.setup.examples.checksum)
+        with steps_after(whole, self.files, self.signals) as steps:
+            while position.step < self.setup.steps:
+                position = self.iterate(steps, position)
+            self.evaluate(steps, position)
+        return position
 
-    def iterate(self, step: int) -> None:
-        config, clock = self.config, self.steps.clock
-        if config.eval.every and step % config.eval.every == 0:
-            self.evaluate(step)
+    def iterate(self, steps: Steps, position: Position) -> Position:
+        """Evaluates if that is due, and learns from one batch. Returns the position after it."""
+        setup, clock = self.setup, steps.clock
+        if (every := self.config.eval.every) and position.step % every == 0:
+            self.evaluate(steps, position)
         clock.reset()
         with clock("pack"):
-            examples = self.setup.examples.draw(self.drawn.examples, config.batch_size)
-            batch = self.lessons.batch(examples, self.setup.shapes)
-        with self.steps.signals.held():  # from here on the step is completed before a stop
+            examples = setup.examples.draw(position.drawn.examples, self.config.batch_size)
+            batch = self.lessons.batch(examples, setup.shapes)
+        with self.signals.held():  # from here on the step is completed before a stop
             with clock("update"):
-                batch = self.setup.roles.read(batch)
-                self.state, result = self.trainer.update(self.state, batch)
+                batch = setup.roles.read(batch)
+                state, result = self.trainer.update(position.state, batch)
+            step, drawn = position.step + 1, position.drawn.plus(examples)
+            position = replace(position, step=step, state=state, drawn=drawn)
             measured: dict[str, Any] = dict(result.metrics)
-            self.drawn = self.drawn.plus(examples)
-            self.steps.has_learned(step + 1, measured)
+            steps.learned(position.whole(setup.examples.checksum), measured)
             rate = self.learning_rate(max(0, result.updates_applied - 1))
             measured["train/learning_rate"] = float(rate)
             measured["train/padding_efficiency"] = batch.padding_efficiency
-            measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
-            self.skipped.note(step + 1, batch.mini_batches, result.applied)
-            measured |= describe_memory(self.setup.devices)
-            self.steps.write(step + 1, measured)
-            self.steps.end(step + 1, measured)
+            measured |= self.describe(examples, clock.seconds["update"])
+            measured |= drawn.metrics(len(setup.examples))
+            self.skipped.note(step, batch.mini_batches, result.applied)
+            measured |= describe_memory(setup.devices)
+            steps.write(step, measured)
+            steps.end(step, measured)
+        return position
 
-    def describe(self, examples: Sequence[Any]) -> dict[str, float]:
+    def describe(self, examples: Sequence[Any], seconds: float) -> dict[str, float]:
+        """Returns the metrics of an update that took `seconds`."""
         lora = self.trainer.trained.lora
         speed = describe_update(
             self.setup.policy.config,
             self.setup.devices,
             self.lessons.lengths(examples),
             passes=1,
-            seconds=self.steps.clock.seconds["update"],
+            seconds=seconds,
             adapter_weights=lora.active_weights if lora else None,
         )
         return speed | {"train/tokens_in_loss": self.lessons.num_in_loss(examples)}
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self, steps: Steps, position: Position) -> None:
         """Measures and prints the loss on held-out examples, and what else tells how good it is."""
         if self.setup.heldout is None:
             return
         start = time.perf_counter()
-        batch = self.trainer.predict(self.state, self.setup.roles.read(self.setup.heldout))
+        batch = self.trainer.predict(position.state, self.setup.roles.read(self.setup.heldout))
         measured: dict[str, Any] = dict(self.lessons.measure(batch, self.trainer.old))
         measured["eval/seconds"] = time.perf_counter() - start
-        self.steps.metrics.write(step, measured)
-        self.open.page.write()
+        steps.metrics.write(position.step, measured)
+        self.files.page.write()
         words = self.lessons.words(measured, len(self.lessons.heldout))
-        self.open.progress.print(f"step {step}: {words}")
+        self.files.progress.print(f"step {position.step}: {words}")
 
-    def kept(self) -> Kept:
-        meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}
-        return {"train": self.state}, self.drawn.to_json() | meta
-
-    def finish(self) -> None:
-        config, steps, first = self.config, self.setup.steps, self.steps.first
-        if steps > first:
-            self.steps.save_last(steps)
-        self.open.close()
+    def finish(self, begun: Position, ended: Position, compile_s: float) -> None:
+        """Saves and exports what was learned, and prints a summary."""
+        config = self.config
+        if ended.step > begun.step:
+            with self.signals.held():
+                self.files.save_last()
+        self.files.close()
         if config.checkpoint.export_dir:
             tokenizer = tokenizer_dir(config.model, self.setup.policy.config)
-            is_scored, done = self.lessons.HEAD == "scalar", max(steps, first)
+            is_scored = self.lessons.HEAD == "scalar"
             padding = padding_of(HuggingFaceTokenizer(tokenizer)) if is_scored else None
-            made = self.trainer.trained, self.state.params
-            export_policy(config, *made, done, tokenizer, padding)
-        self.open.tell_end(self.compile_s)
+            export_policy(
+                config, self.trainer.trained, ended.state.params, ended.step, tokenizer, padding
+            )
+        self.files.tell_end(compile_s)
