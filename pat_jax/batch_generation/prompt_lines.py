@@ -24,7 +24,7 @@ from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.data.splits import has_more_tokens
-from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
+from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, template_variables
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages, is_message
 
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
@@ -260,10 +260,10 @@ def _chat(
         raise ValueError(
             "messages need a chat template, which this tokenizer lacks: give a prompt."
         )
-    try:
-        variables = template_variables(given)
-    except ColumnError as error:
-        value = shown(error.value)
-        raise ValueError(f"{error.column} is {value}: expected {error.expected}.") from None
+    variables = template_variables(given, _wrong)
     _refuse_endless(flatten_messages(messages), max_length)
     return tokenizer.encode_prompt(messages, variables)
+
+
+def _wrong(column: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{column} is {shown(value)}: expected {expected}.")

@@ -14,7 +14,7 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.data.row_report import BadRow, RowReport
-from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
+from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, template_variables
 
 MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
@@ -53,10 +53,7 @@ class Record:
         been read for another purpose."""
         given = {name: value for name, value in self.fields.items() if name not in self.read}
         self.read.extend((TOOLS, VARIABLES))
-        try:
-            return template_variables(given)
-        except ColumnError as error:
-            raise self.complain(error.column, error.value, error.expected) from None
+        return template_variables(given, self.complain)
 
 
 def read_records(

@@ -4,7 +4,7 @@ Each is the value itself or its JSON text. Knows values. Does not know where the
 which variables a template has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
@@ -12,42 +12,34 @@ from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"
 # Columns that TRL and verl show to multimodal models; models here read only text.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+Error = Callable[[str, object, str], Exception]  # of a column, its value, and what was expected
 
 
-class ColumnError(ValueError):
-    """A column whose value cannot be used."""
-
-    def __init__(self, column: str, value: object, expected: str):
-        super().__init__(f"{column}: expected {expected}")
-        self.column, self.value, self.expected = column, value, expected
-
-
-def template_variables(fields: Mapping[str, object]) -> dict[str, Any]:
+def template_variables(fields: Mapping[str, object], error: Error) -> dict[str, Any]:
     """Returns the variables of the template that a row sets, without empty tools and nulls in
-    objects. Raises ColumnError if a value is of the wrong kind."""
-    variables = _value(fields, VARIABLES)
+    objects. Raises what `error` makes of a value of the wrong kind."""
+    variables = _value(fields, VARIABLES, error)
     if variables is not None and not isinstance(variables, dict):
-        raise ColumnError(VARIABLES, fields[VARIABLES], "an object, or its JSON text")
+        raise error(VARIABLES, fields[VARIABLES], "an object, or its JSON text")
     found = dict(variables or {})
-    tools = _value(fields, TOOLS)
+    tools = _value(fields, TOOLS, error)
     is_list = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     if tools is not None and not is_list:
-        expected = "a list of objects (JSON schemas), or its JSON text"
-        raise ColumnError(TOOLS, fields[TOOLS], expected)
+        raise error(TOOLS, fields[TOOLS], "a list of objects (JSON schemas), or its JSON text")
     return found | ({TOOLS: tools} if tools else {})
 
 
-def _value(fields: Mapping[str, object], name: str) -> object:
+def _value(fields: Mapping[str, object], name: str, error: Error) -> object:
     value = fields.get(name)
     if isinstance(value, str):
         try:
             value = parse_json(value) if value.strip() else None
-        except JsonError as error:
-            raise ColumnError(name, fields[name], f"JSON, but it is {error}") from None
+        except JsonError as wrong:
+            raise error(name, fields[name], f"JSON, but it is {wrong}") from None
     else:
         value = without_nulls(value)
     if has_lone_surrogate(value):
-        raise ColumnError(name, value, "whole characters, but it has half of one")
+        raise error(name, value, "whole characters, but it has half of one")
     return value
 
 

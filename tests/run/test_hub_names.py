@@ -85,8 +85,6 @@ def test_a_run(cache: Path):
 
 def test_the_other_commands_take_it(tmp_path: Path):
     assert plan.model_of(MODEL) == checkpoint_of(MODEL)
-    encode = plan.encode_of(MODEL)
-    assert encode and encode("the")
     asked = ["--model", MODEL, "--data", f"{DATA}:more", "--out", "x"]
     config, _ = evaluate.with_saved(parse(asked, EvaluateConfig, presets=None))
     assert config.model == MODEL
