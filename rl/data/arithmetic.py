@@ -78,6 +78,9 @@ class ArithmeticProblems:
         stop = at.offset + size
         return [self[index] for index in range(at.offset, stop)], Cursor(0, stop)
 
+    def after(self, batches: int, size: int) -> Cursor:
+        return Cursor(0, batches * size)
+
     def epochs(self, at: Cursor) -> None:
         """Returns None: the problems have no end, and so no epochs."""
 

@@ -56,6 +56,13 @@ class Problems:
         rows, after = self._epochs.draw(at, size)
         return [self._prompts[row] for row in rows], after
 
+    def after(self, batches: int, size: int) -> Cursor:
+        """Returns where the next batch begins after `batches` batches of `size` prompts.
+
+        Assumes that no batch skipped a repeated prompt. For checkpoints that hold no cursor."""
+        epoch, position = divmod(batches, max(1, len(self) // size))
+        return Cursor(epoch, position * size)
+
     def epochs(self, at: Cursor) -> float:
         """Returns the number of passes over the prompts before `at`."""
         return at.epoch + min(1.0, at.offset / len(self))
