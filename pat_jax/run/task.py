@@ -17,7 +17,7 @@ from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data import arithmetic
-from pat_jax.rl.data.epochs import START, Cursor
+from pat_jax.rl.data.epochs import START
 from pat_jax.rl.data.problems import (
     HELDOUT_SHARE,
     Problems,
@@ -255,7 +255,7 @@ def _arithmetic(config: RunConfig) -> Task:
         # Cut like a response: nothing is compiled for longer rows.
         return [
             (prompt.tokens, arithmetic.demonstration(prompt, rng)[:longest])
-            for prompt in shown.draw(Cursor(0, step * size), size)[0]
+            for prompt in shown.batch(step, size)
         ]
 
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)

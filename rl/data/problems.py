@@ -63,6 +63,10 @@ class Problems:
         epoch, position = divmod(batches, max(1, len(self) // size))
         return Cursor(epoch, position * size)
 
+    def batch(self, step: int, size: int) -> list[Prompt]:
+        """Returns the prompts of iteration `step` if every iteration draws `size` prompts."""
+        return self.draw(self.after(step, size), size)[0]
+
     def epochs(self, at: Cursor) -> float:
         """Returns the number of passes over the prompts before `at`."""
         return at.epoch + min(1.0, at.offset / len(self))
