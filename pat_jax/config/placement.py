@@ -27,7 +27,7 @@ class PlacementConfig(Options):
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
-    half, so that both score at once. separate: rollouts have the first half, all other models the
+    half; they read one after the other. separate: rollouts have the first half, all other models the
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
     With several processes, each has its own halves except with split. auto: flatten, and after the

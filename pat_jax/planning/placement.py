@@ -6,7 +6,7 @@ section 8.3):
 
     flatten      every role has all devices: the stages of an iteration follow one another
     interleave   policy, rollouts and critic have all devices; the reference and the teacher have
-                 the first half, the reward models the second, so that both score at once
+                 the first half, the reward models the second; they read one after the other
     separate     rollouts have the first half, all other roles the second
     split        rollouts have all devices, critic and reward models the second half, the others the
                  first. Each half has whole processes, and both update at once

@@ -39,14 +39,9 @@ def facts(rows: Rows) -> Iterator[Fact]:
 
 def placements(rows: Rows) -> str:
     """Returns what other placements would take; empty if the run has not compared them."""
-    for row in rows[::-1]:
-        if found := {
-            name: row[key]
-            for name in get_args(PlacementName)
-            if (key := f"placement/{name}") in row
-        }:
-            return described(found)
-    return ""
+    names = {name: f"placement/{name}" for name in get_args(PlacementName)}
+    found = {name: row[key] for row in rows for name, key in names.items() if key in row}
+    return described(found) if found else ""
 
 
 def _heldout(rows: Rows) -> Iterator[Fact]:
