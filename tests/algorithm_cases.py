@@ -15,7 +15,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.config.teacher import TeacherConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch

@@ -10,7 +10,8 @@ import numpy as np
 
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.batches.batches import NOT_RECORDED, TrainBatch, to_read_batch
+from pat_jax.rl.batches.batches import to_read_batch
+from pat_jax.rl.batches.train_batch import NOT_RECORDED, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from tests.lossless import EXPERTS
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout, factored_mesh
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
@@ -21,7 +22,7 @@ from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import TrainState, Update
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.carrier import Carrier
 from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader

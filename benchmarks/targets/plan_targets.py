@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.report import options, write
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.layout.layout import expert_ways
+from pat_jax.layout.chain import expert_ways
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split

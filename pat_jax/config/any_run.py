@@ -6,8 +6,8 @@ from typing import ClassVar
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, Rule, count
 from pat_jax.config.compute import Compute, MemoryOptions
-from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.shared import OnDevices, UpdateOptions
 
 TRACKERS = ("wandb", "trackio")

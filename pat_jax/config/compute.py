@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.config.learning import OptimizerState
+from pat_jax.config.optimizer import OptimizerState
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from pat_jax.common.options.declared import Options, option, options_of
 from pat_jax.common.rules import LEARNING_RATE, STEPS
-from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import AdapterConfig
+from pat_jax.config.optimizer import OptimizerConfig
 
 _RATE = 1e-5  # as in verl
 REWARD_MODEL = "model:"  # before a reward model's directory or name, in --reward

@@ -20,7 +20,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.evaluation import EvalSchedule
-from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.shared import ComputeDtype, RowOptions
 
 

@@ -14,13 +14,8 @@ from pat_jax.config.compute import MicroBatches
 from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import (
-    AlgorithmConfig,
-    OptimizerConfig,
-    WarmStartConfig,
-    check_signal,
-    learning_notes,
-)
+from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig

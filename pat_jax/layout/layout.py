@@ -16,8 +16,6 @@ KV cache from any layout to any other.
 """
 
 import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +26,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
-from pat_jax.layout.division import dividing_run, prime_factors, undivided
-from pat_jax.layout.mesh import ExpertSplit, expert_axes, factored_mesh, fsdp_axes, hosts_of
+from pat_jax.layout.division import dividing_run, undivided
+from pat_jax.layout.mesh import hosts_of
 from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -212,12 +210,12 @@ def make_layout(
     layout = Layout(mesh, kernels, dp_axes, tp_axes, kv_axes, of_embed, *ep)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
-            f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
+            f"layout {undivided_words(layout.split, needed, config)}; choose a smaller tp or --layout auto."
         )
     return layout
 
 
-def _needs(split: Split, needed: str, config: ModelConfig) -> str:
+def undivided_words(split: Split, needed: str, config: ModelConfig) -> str:
     return (
         f"{split} needs {needed}: the {config.architecture} model (num_heads={config.num_heads}, "
         f"num_kv_heads={config.num_kv_heads}, mlp_dim={config.mlp_dim}) has none"
@@ -234,100 +232,6 @@ def whole_on_each(layout: Layout) -> Layout:
 def of_one_group(layout: Layout) -> Layout:
     """Returns the layout of one FSDP group's rows."""
     return replace(layout, dp_axes=layout.fsdp_axes)
-
-
-def layout_chain(
-    mesh: Mesh,
-    config: ModelConfig,
-    kernels: Kernels | None = None,
-    experts: ExpertSplit | None = None,
-    fsdp_size: int = 0,
-) -> tuple[dict[Split, Layout], list[str]]:
-    """Returns every layout of the mesh's devices that divides the model, and why others do not.
-
-    The lowest TP comes first. The layouts share one new mesh, made by `factored_mesh`.
-
-    Args:
-      kernels: the kernels to use; None uses all that the devices' platform has.
-      experts: how to divide the experts; None divides them over the devices of a host.
-      fsdp_size: see `mesh.fsdp_axes`.
-
-    Raises:
-      OptionError: the experts or parameters cannot be divided as asked.
-    """
-    mesh = factored_mesh(list(mesh.devices.flat), config)
-    of_experts = expert_axes(mesh, config, experts or ExpertSplit())
-    fsdp = fsdp_axes(mesh, fsdp_size)
-    chain: dict[Split, Layout] = {}
-    dropped: list[str] = []
-    num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
-    for num_tp_axes in range(num_axes + 1):
-        try:
-            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts, fsdp)
-        except UserError as error:
-            dropped.append(str(error))
-            continue
-        chain[layout.split] = layout
-    return chain, dropped
-
-
-def least_tp(devices: Sequence[Device], config: ModelConfig, fsdp_size: int = 0) -> Layout:
-    """Returns the layout of these devices with the least TP that divides the model: that of updates
-    and of models that are only read. The arguments are those of `layout_chain`."""
-    chain, _ = layout_chain(factored_mesh(devices), config, fsdp_size=fsdp_size)
-    return next(iter(chain.values()))
-
-
-def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:
-    """Returns, for each layout's TP degree, over how many devices the KV heads are divided."""
-    return {split.tp: layout.size(layout.kv_axes) for split, layout in layouts.items()}
-
-
-def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
-    """Returns over how many devices the experts, and the width of each, are divided. All layouts
-    have the same values."""
-    layout = next(iter(layouts.values()))
-    return layout.size(layout.ep_axes), layout.size(layout.ep_width_axes)
-
-
-def find_layout(
-    chain: dict[Split, Layout],
-    name: str,
-    mesh: Mesh,
-    config: ModelConfig,
-    *,
-    option: str = "layout",
-) -> Layout:
-    """Returns the layout called `name`, the value of the command line's `option`.
-
-    Raises:
-      UserError: these devices have no such layout, or it does not divide the model.
-    """
-    for layout in chain.values():
-        if str(layout) == name:
-            return layout
-    raise UserError(
-        f"option --{option} is {name!r}: {_why_not(name, mesh, config)}; with this model "
-        f"{mesh.size} devices have the layouts {', '.join(map(str, chain))}; choose one of them."
-    )
-
-
-def _why_not(name: str, mesh: Mesh, config: ModelConfig) -> str:
-    """Returns why the mesh's devices have no layout of this name."""
-    found = re.fullmatch(r"dp(\d+)tp(\d+)", name, re.ASCII)
-    split = Split(int(found[1]), int(found[2])) if found else Split(0, 0)
-    if split.dp * split.tp != mesh.size:
-        return f"expected dp and tp whose product is the number of devices, {mesh.size}"
-    sizes = list(reversed(factored_mesh(list(mesh.devices.flat), config).devices.shape))
-    by_degree = {math.prod(sizes[:taken]): sizes[:taken] for taken in range(len(sizes) + 1)}
-    tp = by_degree.get(split.tp, prime_factors(split.tp))
-    if needed := undivided(config, tp):
-        return _needs(split, needed, config)
-    # Another order of the axes would have it.
-    return (
-        f"tp takes whole axes of the devices, of {', '.join(map(str, sizes))} in this order, so that tp "
-        f"is one of {', '.join(map(str, by_degree))}"
-    )
 
 
 def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:

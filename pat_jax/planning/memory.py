@@ -92,3 +92,8 @@ class MemoryModel:
         held = self.resident + np.maximum(weights[:, None], weights)
         drafted = max(self.draft_sources.values(), default=0)
         return held + chunk + pool + self.staging + drafted
+
+
+def gib(size: float) -> str:
+    """Returns bytes as text in GiB."""
+    return f"{size / GIB:.3g} GiB"

@@ -9,7 +9,7 @@ import numpy as np
 
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.rl.algorithm.distillation import distill_advantages
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 
 
 def with_teacher(

@@ -21,7 +21,8 @@ from pat_jax.rl.algorithm.gdpo import gdpo_advantages
 from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.reward_variance import with_more_variance
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.checkpoints.exit_head_state import learned_head

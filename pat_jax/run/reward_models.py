@@ -17,17 +17,18 @@ from pat_jax.config.compute import Compute
 from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
-from pat_jax.engine.sizing.memory import gib, shard_bytes
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
-from pat_jax.layout.layout import Layout, least_tp
+from pat_jax.layout.chain import least_tp
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.memory import MemoryModel, gib
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.rl.rewards.model import RewardModel

@@ -22,7 +22,8 @@ from pat_jax.engine.sizing.layout_choice import (
     scripted_planner,
     worth_planning,
 )
-from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model, shard_bytes
+from pat_jax.engine.sizing.memory import memory_model, shard_bytes
+from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for

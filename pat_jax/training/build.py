@@ -16,8 +16,9 @@ from jaxtyping import Array
 from pat_jax.common.hub import local_adapter
 from pat_jax.common.rules import require
 from pat_jax.config.compute import Compute, MicroBatches
-from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
+from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.lora import AdapterConfig, LoraConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_modules import ALL_LINEAR

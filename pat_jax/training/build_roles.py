@@ -20,8 +20,8 @@ from pat_jax.rl.algorithm.losses import LOGPROBS
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
-from pat_jax.rl.batches.batches import COLUMNS
 from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.train_batch import COLUMNS
 from pat_jax.training.build import (
     DTYPES,
     check_experts,

@@ -25,7 +25,7 @@ from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import head_optimizer, head_state
 from pat_jax.training.passes import abstract_micro
 from pat_jax.training.trainable_params import Leaves

@@ -15,7 +15,7 @@ from pat_jax.layout.fsdp_groups import FsdpGroups
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.train_batch import MicroBatch
 
 # Float32 arrays like the parameters. If there are several groups, the first axis is theirs.
 Gradients = Any

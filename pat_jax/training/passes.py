@@ -27,7 +27,7 @@ from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.predict import ModelFunctions
 from pat_jax.rl.algorithm.update import Update
-from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
+from pat_jax.rl.batches.train_batch import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
 ROUTE_FLIPS = "route_flips"  # share of a token's recorded experts that the routers would not choose

@@ -8,7 +8,7 @@ from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.training.predictions import Predictions
 from pat_jax.training.rest import at_rest, copied_to, fetched, moved
 from pat_jax.training.trainable_params import TrainableParams

@@ -14,8 +14,8 @@ from pat_jax.planning import stage_names
 from pat_jax.programs.programs import ProgramTable
 from pat_jax.rl.algorithm.losses import LOGPROBS, VALUES
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainer import CRITIC, OLD, Trainer
 

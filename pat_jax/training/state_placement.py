@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey
 
 from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory
 from pat_jax.common.rules import require
-from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.rl.algorithm.update import Params, TrainState
 from pat_jax.training.rest import at_rest, moved
 

@@ -4,8 +4,8 @@ devices."""
 from dataclasses import replace
 
 from pat_jax.config.compute import Compute
-from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy

@@ -20,7 +20,7 @@ from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES
 from pat_jax.rl.algorithm.update import TrainState, Update
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
 from pat_jax.training.predictions import Predictions, with_routes_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.layout.chain import expert_ways, kv_ways
 from pat_jax.layout.division import padding_of_heads
-from pat_jax.layout.layout import expert_ways, kv_ways
 from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile

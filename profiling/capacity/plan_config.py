@@ -23,8 +23,8 @@ from pat_jax.config.critic import (
     CriticConfig,
     critic_source,
 )
-from pat_jax.config.learning import OptimizerConfig, OptimizerState
 from pat_jax.config.lora import MOST_RANK, LoraConfig
+from pat_jax.config.optimizer import OptimizerConfig, OptimizerState
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig

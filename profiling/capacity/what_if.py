@@ -15,7 +15,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
-from pat_jax.engine.sizing.memory import layouts_without_memory
+from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel

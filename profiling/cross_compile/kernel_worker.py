@@ -12,7 +12,8 @@ import numpy as np
 
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.engine.warm_up.kernel_check import program_of
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.profiling.cross_compile.target_build import model_from_json
 from pat_jax.profiling.cross_compile.worker import devices_of, sentence_of, serve, write_line

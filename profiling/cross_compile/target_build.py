@@ -17,16 +17,12 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_choice import drafts_of
-from pat_jax.engine.sizing.memory import (
-    kv_bytes,
-    layouts_without_memory,
-    memory_alone,
-    memory_model,
-    whole_sequences,
-)
+from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model, whole_sequences
+from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy

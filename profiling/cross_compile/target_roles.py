@@ -13,7 +13,8 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.layout.layout import Layout, least_tp
+from pat_jax.layout.chain import least_tp
+from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split

@@ -17,7 +17,8 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.warm_up.kernel_cases import parts_of
 from pat_jax.engine.warm_up.kernel_check import check_kernels
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels

@@ -21,7 +21,8 @@ from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.sizing.memory import engine_memory, kv_bytes
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Buckets
-from pat_jax.layout.layout import Layout, kv_ways, layout_chain
+from pat_jax.layout.chain import kv_ways, layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy

@@ -21,7 +21,7 @@ from pat_jax.rl.algorithm.losses import (
     PerToken,
 )
 from pat_jax.rl.algorithm.top_k_distillation import TopTokens
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.train_batch import MicroBatch
 
 Params = Any  # a pytree of float32 or bfloat16 arrays
 

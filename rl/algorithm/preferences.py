@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.rl.batches.batches import MicroBatch, Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.batches.train_batch import MicroBatch, Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.data.examples import Example, Pair
 
 MARGIN = "margin"  # the column of margins, at each token in the loss

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
-from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.batches.train_batch import TrainBatch, empty_micro_batch
 from pat_jax.rl.data.examples import Example
 
 

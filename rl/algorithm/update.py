@@ -18,7 +18,7 @@ from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
-from pat_jax.rl.batches.batches import SCALE, MicroBatch
+from pat_jax.rl.batches.train_batch import SCALE, MicroBatch
 
 _SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
 

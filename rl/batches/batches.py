@@ -8,103 +8,26 @@ t predicts. So a response of n tokens occupies the n positions from the prompt's
 the last column is always empty. Everything here runs on the host.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int16
+from jaxtyping import Float
 
-from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
-from pat_jax.rl.algorithm.logprobs import next_tokens
-from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.packing import Prefix, Shape, Spot, pack_rows
+from pat_jax.rl.batches.train_batch import (
+    COLUMNS,
+    SCALE,
+    MicroBatch,
+    Place,
+    TrainBatch,
+    empty_micro_batch,
+    with_no_routes,
+)
 from pat_jax.rl.batches.types import FinishReason, Rollout, RolloutGroup
-
-AnyArray = Any  # a NumPy array from here, a JAX array inside a program
-
-NOT_RECORDED = -1  # instead of an expert
-# The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
-COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
-# With the aggregation "constant": 1 / (sum of the mini-batch's weights), which is 1 with the others.
-SCALE = "weight_scale"
-
-
-@pytree_dataclass
-class MicroBatch:
-    """One forward-backward pass. Empty rows and positions are 0 everywhere."""
-
-    tokens: Int[AnyArray, "rows length"]  # prompt + response of each example in turn
-    # Position of the token in its example, from 0. A jump begins another example: at 0, or, if it
-    # shares a prefix that is already in the row, at the number of shared tokens.
-    positions: Int[AnyArray, "rows length"]
-    # Number of the response in its row that the target belongs to, from 1; 0: none.
-    responses: Int[AnyArray, "rows length"]
-    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
-    columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
-    # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None: the model
-    # has no experts, or nothing is recorded.
-    routes: Int16[AnyArray, "rows length layers k"] | None = None
-    teacher: TopTokens | None = None  # what a teacher finds likeliest; None: the loss reads no such
-
-    @property
-    def mask(self) -> Bool[AnyArray, "rows length"]:
-        """Whether the target is a token of a response."""
-        return self.responses > 0
-
-    @property
-    def targets(self) -> Int[Array, "rows length"]:
-        return next_tokens(self.tokens)
-
-
-@dataclass(frozen=True)
-class TrainBatch:
-    mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
-    padding_efficiency: float  # real tokens / (rows * length) over all micro-batches
-    places: Sequence["Place"] = ()  # place of each response, group by group
-
-    @property
-    def shared(self) -> Int[np.ndarray, " responses"]:
-        """For each response, how many tokens of its prompt it shares with an earlier one."""
-        return np.array([at.shared for at in self.places], np.int64)
-
-    def on_host(self) -> "TrainBatch":
-        """Returns the batch with all columns in the host's memory."""
-
-        def read(micro: MicroBatch) -> MicroBatch:
-            return replace(micro, columns={k: np.asarray(v) for k, v in micro.columns.items()})
-
-        return replace(self, mini_batches=[list(map(read, mini)) for mini in self.mini_batches])
-
-    def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
-        """Returns a column's values at the tokens of each response, group by group."""
-        host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]
-        return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
-
-    def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
-        """Returns the batch with a column of these values, in the form of `by_response`."""
-
-        def with_zeros(micro: MicroBatch) -> MicroBatch:
-            zeros = np.zeros(micro.tokens.shape, np.float32)
-            return replace(micro, columns={**micro.columns, column: zeros})
-
-        minis = [list(map(with_zeros, mini)) for mini in self.mini_batches]
-        for at, each in zip(self.places, values, strict=True):
-            minis[at.mini][at.micro].columns[column][at.row, at.targets] = each
-        return replace(self, mini_batches=minis)
-
-
-class Place(NamedTuple):
-    """The place of a response in a batch."""
-
-    mini: int  # index of the mini-batch
-    micro: int  # index of the micro-batch in the mini-batch
-    row: int
-    targets: slice  # positions in the row
-    shared: int  # number of its prompt's tokens that an earlier response has put into the row
 
 
 @dataclass(frozen=True)
@@ -133,25 +56,6 @@ class Example:
     def targets(self) -> slice:
         """The positions, counted in the example, that predict the response."""
         return slice(len(self.prompt) - 1, len(self) - 1)
-
-
-def abstract_micro_batch(
-    rows: int, length: int, columns: Iterable[str], teacher_top_k: int = 0
-) -> MicroBatch:
-    """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program."""
-
-    def per_token(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, length, *more), dtype)
-
-    of_each = per_token(np.int32, teacher_top_k), per_token(np.float32, teacher_top_k)
-    return MicroBatch(
-        tokens=per_token(np.int32),
-        positions=per_token(np.int32),
-        responses=per_token(np.int32),
-        weights=per_token(np.float32),
-        columns={name: per_token(np.float32) for name in columns},
-        teacher=TopTokens(*of_each, per_token(np.float32)) if teacher_top_k else None,
-    )
 
 
 def to_train_batch(
@@ -310,17 +214,6 @@ def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
 def read_prefixes(rollouts: Sequence[Rollout]) -> list[Prefix]:
     """Returns the part of its prompt that each response can share with others to it."""
     return [Prefix(one.prompt.id, len(one.prompt.tokens) - 1) for one in rollouts]
-
-
-def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
-    """Returns a micro-batch of zeros on the host, to be written to."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
-
-
-def with_no_routes(micro: MicroBatch, shape: tuple[int, ...]) -> MicroBatch:
-    """Returns the micro-batch with routes of `shape` per token, none of which is recorded."""
-    routes = np.full((*micro.tokens.shape, *shape), NOT_RECORDED, np.int16)
-    return replace(micro, routes=routes)
 
 
 def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:

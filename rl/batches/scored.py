@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from pat_jax.rl.batches.batches import Place, TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.batches.train_batch import Place, TrainBatch, empty_micro_batch
 
 
 def to_scored_batch(

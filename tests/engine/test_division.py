@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
+from pat_jax.layout.chain import find_layout, layout_chain
 from pat_jax.layout.division import degrees_of, prime_factors
-from pat_jax.layout.layout import find_layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split

@@ -19,10 +19,12 @@ from pat_jax.engine.device.draft.early_exit import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
-from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
+from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model
+from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB

@@ -26,7 +26,8 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import Update
-from pat_jax.rl.batches.batches import TrainBatch, to_supervised_batch
+from pat_jax.rl.batches.batches import to_supervised_batch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams

@@ -13,8 +13,9 @@ from fakes import fake_devices
 
 from pat_jax.common.rules import OptionError
 from pat_jax.layout import exchange
+from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.exchange import buffer_rows, form_of_update, most_exchanged, round_rows
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh
 from pat_jax.layout.partitions import AutoPartition, ManualPartition
 from pat_jax.models.config import ExpertsConfig, ModelConfig

@@ -9,7 +9,8 @@ import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
 from jax.sharding import PartitionSpec
 
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh, hosts_of
 from pat_jax.layout.rules import RULES
 from pat_jax.models.config import ExpertsConfig, ModelConfig

@@ -11,8 +11,8 @@ from fakes import fake_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.division import MOST_PADDING
-from pat_jax.layout.layout import layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params

@@ -9,15 +9,16 @@ import numpy as np
 import optax
 from safetensors.numpy import load_file
 
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.rl.data.examples import Example
 from pat_jax.training.passes import model_functions
 

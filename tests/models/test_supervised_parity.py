@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from supervised_cases import learned, make_examples, packed
 
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.train_batch import MicroBatch
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 

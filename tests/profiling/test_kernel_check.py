@@ -25,7 +25,7 @@ from runs import QWEN3
 from pat_jax.engine.warm_up import kernel_check
 from pat_jax.engine.warm_up.kernel_cases import ROUTED, Part
 from pat_jax.engine.warm_up.kernel_check import Checked, check_kernels, usable_kernels
-from pat_jax.layout.layout import least_tp
+from pat_jax.layout.chain import least_tp
 from pat_jax.models.kernels.kernel_choice import Kernels
 
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")

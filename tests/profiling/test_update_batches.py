@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches.batches import MicroBatch, to_train_batch
+from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 SHAPES = shapes((16, 32, 64), 512, 4)

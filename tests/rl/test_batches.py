@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
-from pat_jax.rl.batches.batches import (
-    COLUMNS,
-    MicroBatch,
-    TrainBatch,
-    abstract_micro_batch,
-    to_supervised_batch,
-    to_train_batch,
-)
+from pat_jax.rl.batches.batches import to_supervised_batch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import COLUMNS, MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example
 

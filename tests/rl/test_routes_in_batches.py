@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.batches.batches import NOT_RECORDED, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches.batches import to_supervised_batch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import NOT_RECORDED
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 LAYERS, K = 2, 3

@@ -15,8 +15,9 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches.batches import to_supervised_batch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 VOCAB, PADDED, EMBED = 11, 16, 6

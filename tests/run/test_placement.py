@@ -9,7 +9,7 @@ import pytest
 from placed_runs import WAITED, differences, ended, waited
 from runs import QWEN3, write_checkpoint
 
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.loop import Loop
 from pat_jax.training.reader import Reader

@@ -20,7 +20,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary

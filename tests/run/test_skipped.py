@@ -15,7 +15,7 @@ from runs import TINY
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.run import learning
 from pat_jax.run.checkpoints.skipped_steps import FOLDER, NonFiniteSteps
 from pat_jax.run.learning import training_batch

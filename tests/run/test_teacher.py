@@ -19,7 +19,8 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
-from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.distillation import with_teacher
 from pat_jax.run.setup import Setup, build

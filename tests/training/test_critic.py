@@ -20,7 +20,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, Trainer

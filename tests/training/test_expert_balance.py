@@ -15,7 +15,8 @@ from runs import TINY
 
 from pat_jax.config.command_line import parse
 from pat_jax.config.sft import SftConfig
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance
@@ -23,7 +24,8 @@ from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, to_train_batch, with_no_routes
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.train_batch import MicroBatch, with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example
 from pat_jax.training.build_roles import _updates

@@ -15,7 +15,8 @@ from runs import TINY
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import Layout, factored_mesh
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
@@ -23,7 +24,8 @@ from pat_jax.rl.algorithm.losses import LOGPROBS
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import NOT_RECORDED, MicroBatch, TrainBatch, to_train_batch
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.train_batch import NOT_RECORDED, MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
 from pat_jax.training.build_roles import _updates

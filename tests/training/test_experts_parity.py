@@ -11,7 +11,8 @@ import pytest
 from runs import TINY
 
 from pat_jax.config.command_line import parse
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
@@ -20,7 +21,8 @@ from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import to_read_batch, to_train_batch, with_no_routes
+from pat_jax.rl.batches.batches import to_read_batch, to_train_batch
+from pat_jax.rl.batches.train_batch import with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training import build_roles
 from pat_jax.training.passes import model_functions

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split

@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainers import CONFIG, POLICY, host_weights
 
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import LOGPROBS, Sums
 from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, to_train_batch
+from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training.passes import model_functions
 

@@ -12,7 +12,7 @@ from trainers import CHAIN, compile_named, host_weights, make_trainer, started, 
 from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
-from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.run.checkpoints.checkpoint import Checkpointer

@@ -18,7 +18,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
-from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainable_params import TrainableParams

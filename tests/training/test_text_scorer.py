@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy

@@ -11,8 +11,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.rules import check, check_context
 from pat_jax.config.rollout import KvCarry, RolloutConfig
 from pat_jax.config.shared import LayoutChoice
-from pat_jax.engine.sizing.memory import layouts_without_memory
-from pat_jax.layout.layout import Layout, find_layout
+from pat_jax.engine.sizing.memory_checks import layouts_without_memory
+from pat_jax.layout.chain import find_layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel

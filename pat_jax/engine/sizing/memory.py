@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.common.devices import HOST_MEMORY, Device
-from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
@@ -23,11 +22,12 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
+from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.engine.sizing.pool_pages import page_bytes, unsplit_pages
 from pat_jax.layout.buckets import Buckets, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
+from pat_jax.planning.memory import USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
 
 
@@ -246,63 +246,3 @@ def shard_bytes(tree: Any) -> int:
     every = set[Device]().union(*(devices for devices, _ in groups.values()))
     of_each = (sum(size for own, size in groups.values() if one in own) for one in every)
     return max(of_each, default=0)
-
-
-def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """Checks that at least one layout that a rollout may start in fits in memory.
-
-    Args:
-      memory: the memory that each layout takes alone.
-      starts: the layouts that a rollout may start in.
-      options: the options that led to these layouts, such as "option --layout is 'auto'".
-
-    Raises:
-      UserError: none of them can hold its weights, pool, drafts and the training state.
-    """
-    best = min(starts, key=memory.held)
-    if memory.held(best) > memory.usable:
-        drafted = memory.drafted(best)
-        drafting = f", drafts {gib(drafted)}" if drafted else ""
-        raise UserError(
-            f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
-            f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
-            f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
-            f"tokens{drafting}), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
-            "shorter prompts and responses (the longest sequence has to fit alone), fewer "
-            "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
-            + "make no drafts (--speculation.source none), " * bool(drafted)
-            + "or use more devices."
-        )
-
-
-def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
-    """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
-
-    The pools of all kept layouts are as large as the one with the most memory in use allows. So a
-    layout that cannot hold the prompts of a rollout is left out if another can.
-
-    Args:
-      memory: the memory that each layout takes alone, so that each is judged by itself.
-    """
-    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
-    begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
-    fitting = [split for split in begin if memory.held(split) <= memory.usable]
-    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
-    return {
-        split: f"its weights take {gib(memory.weights[split])} of a device, "
-        f"{gib(max(need, memory.held(split)))} with the training state{_drafts_words(memory, split)} and the "
-        f"smallest KV cache; {gib(memory.usable)} can be used"
-        for split, need in begin.items()
-        if split not in kept
-    }
-
-
-def _drafts_words(memory: MemoryModel, split: Split) -> str:
-    if not (drafted := memory.drafted(split)):
-        return ""
-    options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
-    return f", drafts ({gib(drafted)}, less with a smaller {options})"
-
-
-def gib(size: float) -> str:
-    return f"{size / GIB:.3g} GiB"

@@ -8,8 +8,7 @@ import numpy as np
 from pat_jax.common.devices import Device
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sizing.device_memory import peak_bytes
-from pat_jax.engine.sizing.memory import gib
-from pat_jax.planning.memory import USABLE, MemoryModel
+from pat_jax.planning.memory import USABLE, MemoryModel, gib
 
 
 def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:

@@ -13,36 +13,15 @@ from typing import Any
 import numpy as np
 
 from pat_jax.planning.latency.correction import Correction
+from pat_jax.planning.latency.migration import Numbers, migration
 from pat_jax.planning.latency.step_model import Surface
 from pat_jax.planning.types import TEXTS, BurstResult, Reads, Split
 
-Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one
 TABLES = ("decode_table", "reshard_table", "migrate_table", "prefill_table", "verify_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # the work of one entry of a table
 READS = "reads"  # what the measured steps read of the KV cache
 DRAFTS_FROM = "drafts_from"  # the source of the drafts that the measured steps verify
-
-
-def migration(
-    source_dp: Numbers,
-    target_dp: Numbers,
-    everybody: Numbers,
-    one: Numbers,
-    fullest: Numbers,
-    running: Numbers,
-) -> Numbers:
-    """Seconds to migrate `running` sequences, each with the pages of one round.
-
-    As long as every replica has pages to move, all move theirs in shared rounds of `everybody`
-    seconds. The others move one by one, in `one` seconds each (`engine/relocation/rounds.py`). Only
-    the fullest replica and the mean are known: the emptiest is taken to be as far below the mean as
-    the fullest is above. Replicas are split evenly.
-    """
-    replicas = np.maximum(source_dp, target_dp)
-    mean = running / replicas
-    alike = np.where(target_dp > source_dp, mean, np.maximum(0.0, 2 * mean - fullest))
-    return alike * everybody + (running - replicas * alike) * one
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.train_batch import MicroBatch
 
 FOLDER = "skipped"  # in the run's folder
 _POLICY = "train"

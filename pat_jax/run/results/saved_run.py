@@ -17,7 +17,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import factored_mesh
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.rl.data import arithmetic

@@ -22,8 +22,8 @@ from pat_jax.rl.algorithm.supervised import (
     num_learned,
     to_example_batch,
 )
-from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Each, Example, Examples, Pair
 
 REFERENCE = "reference_logprobs"  # the column of the frozen reference

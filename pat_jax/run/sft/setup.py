@@ -15,11 +15,11 @@ from pat_jax.config.by_model import settled_examples
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
-from pat_jax.layout.layout import least_tp
+from pat_jax.layout.chain import least_tp
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
-from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Examples
 from pat_jax.run.process.folder import check_resumed
 from pat_jax.run.results.weights import check_weights

@@ -23,7 +23,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
-from pat_jax.layout.layout import Layout, least_tp
+from pat_jax.layout.chain import least_tp
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.checkpoints.hf_load import load_params

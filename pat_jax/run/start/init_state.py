@@ -14,8 +14,9 @@ import numpy as np
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch
+from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.rl.batches.packing import single_passes
+from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored

@@ -12,7 +12,8 @@ from pat_jax.common.hosts.owners import owners
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
-from pat_jax.layout.layout import Layout, expert_ways, layout_chain, least_tp
+from pat_jax.layout.chain import expert_ways, layout_chain, least_tp
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels

@@ -15,13 +15,8 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
-from pat_jax.engine.sizing.memory import (
-    check_memory,
-    kv_bytes,
-    memory_alone,
-    most_at_once,
-    whole_sequences,
-)
+from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, most_at_once, whole_sequences
+from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel

@@ -1,0 +1,68 @@
+"""Whether layouts fit in the memory of a device, and what to say if they do not.
+
+Knows the memory that each layout takes. Does not know arrays.
+"""
+
+from collections.abc import Sequence
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sizing.memory import gib
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+
+
+def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
+    """Checks that at least one layout that a rollout may start in fits in memory.
+
+    Args:
+      memory: the memory that each layout takes alone.
+      starts: the layouts that a rollout may start in.
+      options: the options that led to these layouts, such as "option --layout is 'auto'".
+
+    Raises:
+      UserError: none of them can hold its weights, pool, drafts and the training state.
+    """
+    best = min(starts, key=memory.held)
+    if memory.held(best) > memory.usable:
+        drafted = memory.drafted(best)
+        drafting = f", drafts {gib(drafted)}" if drafted else ""
+        raise UserError(
+            f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
+            f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
+            f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
+            f"tokens{drafting}), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
+            "shorter prompts and responses (the longest sequence has to fit alone), fewer "
+            "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
+            + "make no drafts (--speculation.source none), " * bool(drafted)
+            + "or use more devices."
+        )
+
+
+def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
+    """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
+
+    The pools of all kept layouts are as large as the one with the most memory in use allows. So a
+    layout that cannot hold the prompts of a rollout is left out if another can.
+
+    Args:
+      memory: the memory that each layout takes alone, so that each is judged by itself.
+    """
+    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
+    fitting = [split for split in begin if memory.held(split) <= memory.usable]
+    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
+    return {
+        split: f"its weights take {gib(memory.weights[split])} of a device, "
+        f"{gib(max(need, memory.held(split)))} with the training state{_drafts_words(memory, split)} and the "
+        f"smallest KV cache; {gib(memory.usable)} can be used"
+        for split, need in begin.items()
+        if split not in kept
+    }
+
+
+def _drafts_words(memory: MemoryModel, split: Split) -> str:
+    if not (drafted := memory.drafted(split)):
+        return ""
+    options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
+    return f", drafts ({gib(drafted)}, less with a smaller {options})"
