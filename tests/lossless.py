@@ -22,7 +22,8 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Adapters, Lora

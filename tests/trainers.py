@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset

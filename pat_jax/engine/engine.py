@@ -37,7 +37,8 @@ from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split

@@ -10,7 +10,8 @@ import numpy as np
 from pat_jax.engine.device.pages.pages import Exchange, pack, shift, unpack
 from pat_jax.engine.sequences.state import LayerPages
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split

@@ -24,7 +24,7 @@ from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB

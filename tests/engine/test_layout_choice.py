@@ -11,7 +11,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.layout_choice import within_hosts, worth_planning
 from pat_jax.layout import layout
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import USABLE, MemoryModel

@@ -16,7 +16,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.memory import engine_memory, memory_alone
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS

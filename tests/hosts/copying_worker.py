@@ -41,7 +41,7 @@ def main() -> None:
 
     from pat_jax.common.pytree import with_sharding
     from pat_jax.layout.chain import layout_chain
-    from pat_jax.layout.layout import factored_mesh
+    from pat_jax.layout.mesh import factored_mesh
     from pat_jax.training.carrier import carried, carriers
     from pat_jax.training.rest import copied_to
 

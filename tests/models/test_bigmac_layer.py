@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from pat_jax.common.errors import UserError
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.checkpoints.hf_export import export

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params

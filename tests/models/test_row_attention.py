@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.attention import CONTEXT, QUERIES
 from pat_jax.models.kernels import row_attention_tpu

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.checkpoints.peft_adapter import (
     ADAPTER_FILE,

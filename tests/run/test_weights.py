@@ -19,7 +19,8 @@ from saved_runs import learned, policy_of, save_run
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.checkpoints.peft_adapter import export_adapter

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from trainers import CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key

@@ -16,7 +16,7 @@ from runs import TINY
 from pat_jax.config.command_line import parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance

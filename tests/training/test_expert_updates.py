@@ -16,7 +16,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy

@@ -12,7 +12,7 @@ from runs import TINY
 
 from pat_jax.config.command_line import parse
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy

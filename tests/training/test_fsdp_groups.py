@@ -25,7 +25,8 @@ from trainers import (
 
 from pat_jax.common.rules import OptionError
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key
 from pat_jax.training.trainer import Trainer

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split

@@ -14,7 +14,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.compute import Compute
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy

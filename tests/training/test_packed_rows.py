@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainers import CONFIG, POLICY, host_weights
 
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import LOGPROBS, Sums
 from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio

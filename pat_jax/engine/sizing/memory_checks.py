@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sizing.memory import gib
-from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.memory import MemoryModel, gib
 from pat_jax.planning.types import Split
 
 

@@ -24,7 +24,8 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
-from pat_jax.layout.layout import Layout, factored_mesh
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels

@@ -18,7 +18,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import factored_mesh
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.rl.data import arithmetic

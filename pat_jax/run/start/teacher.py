@@ -15,8 +15,8 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.chain import layout_chain
-from pat_jax.layout.layout import Layout, factored_mesh
-from pat_jax.layout.mesh import padded_for
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
