@@ -106,6 +106,16 @@ def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
     assert cli.parse(["--config", path]).rollout.top_k == 5
 
 
+def test_what_older_runs_wrote_is_read_as_what_stands_for_it_now(config_file):
+    """Only in files: on the command line an option that is gone is refused."""
+    older = "rollout: {compile: lazy}\nplacement: {tail: 0, overlap: gradients}\n"
+    config = cli.parse(["--config", config_file(older)])
+    assert (config.rollout.compile, config.placement.overlap) == ("needed", "scores")
+    with pytest.raises(UserError, match=r"placement\.tail in .*line 1 is not offered: "):
+        cli.parse(["--config", config_file("placement: {tail: 64}\n")])
+    assert "--rollout.compile is 'lazy'" in mistake("--rollout.compile", "lazy")
+
+
 def test_several_rewards_and_their_weights(config_file):
     config = cli.parse(["--reward", "math", "m:f", "--reward_weights", "1", "-0.5"])
     assert config.reward == ("math", "m:f") and config.reward_weights == (1.0, -0.5)

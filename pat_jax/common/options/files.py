@@ -10,7 +10,7 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option
-from pat_jax.common.options.names import unknown
+from pat_jax.common.options.names import of_today, unknown
 from pat_jax.common.rules import OptionError
 
 
@@ -90,6 +90,8 @@ def _walk(
         is_short = name in options and not isinstance(value, yaml.MappingNode)
         if is_section and (_is_null(value) or not is_short):
             yield from _walk(value, f"{name}.", title, options)
+        elif isinstance(value, yaml.ScalarNode) and of_today(name, value.value) is None:
+            continue
         elif name not in options:
             raise unknown(name, options, where)
         else:
@@ -106,7 +108,7 @@ def _texts(node: yaml.Node, option: Option, where: str) -> list[str]:
         if not isinstance(value, yaml.ScalarNode) or _is_null(value):
             text = "null" if _is_null(value) else f"a YAML {value.id}"
             raise OptionError(option.name, text, option.expected, where)
-        texts.append(value.value)
+        texts.append(of_today(option.name, value.value) or "")
     return texts
 
 

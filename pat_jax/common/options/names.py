@@ -12,11 +12,18 @@ from pat_jax.common.errors import UserError
 _TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("option_names.yaml").read_text("utf-8"))
 _SAME: Sequence[Sequence[str]] = [line.split() for line in _TABLE["same"]]
 _INSTEAD: Mapping[str, str] = _TABLE["instead"]
+_RETIRED: Mapping[str, Mapping[str, str | None]] = _TABLE["retired"]
 _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
 # Of several sections with an option of that name, the first of these is meant.
 _BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
+
+
+def of_today(name: str, text: str) -> str | None:
+    """Returns what a file's option says today: another text where the folders of older runs hold one
+    that is gone; None if the option is to be left out."""
+    return _RETIRED.get(name, {}).get(text, text)
 
 
 def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
