@@ -21,8 +21,8 @@ _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", 
 
 
 def of_today(name: str, text: str) -> str | None:
-    """Returns what a file's option says today: another text where the folders of older runs hold one
-    that is gone; None if the option is to be left out."""
+    """Returns the text of an option in a file, or what stands for it now if the folders of older
+    runs hold a text that is gone. Returns None if the option is to be left out."""
     return _RETIRED.get(name, {}).get(text, text)
 
 
