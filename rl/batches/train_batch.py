@@ -1,4 +1,4 @@
-"""The arrays of an iteration's batch: micro-batches of fixed shapes, and where responses are in them.
+"""Arrays of a batch: micro-batches of fixed shapes, and the places of responses in them.
 
 `batches.py` packs responses into them.
 """
