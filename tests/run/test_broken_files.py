@@ -28,7 +28,8 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.evaluation.kept_responses import KeptResponses
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.rl.data.epochs import Cursor
+from pat_jax.rl.data.arithmetic import ArithmeticProblems
+from pat_jax.rl.data.subset import Subset
 from pat_jax.run.checkpoints.earlier_texts import as_bytes as earlier_bytes
 from pat_jax.run.checkpoints.earlier_texts import put_bytes
 from pat_jax.run.checkpoints.exit_head_state import of_bytes
@@ -210,7 +211,7 @@ def resume_from(meta: Any) -> None:
         checkpoints=SimpleNamespace(as_written=lambda step: where()),
         progress=SimpleNamespace(print=lambda line: None),
     )
-    train = SimpleNamespace(after=lambda batches, size: Cursor(0, batches * size))
+    train = ArithmeticProblems(0, Subset.TRAIN)
     task = SimpleNamespace(checksums={"train": 1, "heldout": 2}, train=train)
     setup: Any = SimpleNamespace(task=task)
     found: Any = _resumed(config, setup, run, (4, {}, meta), {"base_checksum": None})
