@@ -72,7 +72,7 @@ def command(monkeypatch, refused) -> Callable[..., str]:
     def refuse(*options: str) -> str:
         monkeypatch.setattr(sys, "argv", ["train", *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
-        monkeypatch.setattr(body.Run, "run", lambda self: pytest.fail("the run began"))
+        monkeypatch.setattr(body, "opened", lambda *_: pytest.fail("the run began"))
         return refused(lambda: run_command(train.main))
 
     return refuse

@@ -42,7 +42,7 @@ def report_of(options: str) -> PlanReport:
 
 
 def updating(config: PlanConfig) -> PlannedUpdate:
-    return PlannedUpdate(plan.question_of(config, "").build, None, (), config)
+    return PlannedUpdate(plan.question_of(config, "").build, None, (), config.memory_options)
 
 
 def alone(options: str, model: str = "tiny") -> Update:

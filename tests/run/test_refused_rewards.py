@@ -14,6 +14,7 @@ import pat_jax
 from pat_jax.commands import train
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
+from pat_jax.run import opened
 from pat_jax.run.scoring import open_scorer
 
 OPTIONS = named(TINY)
@@ -35,11 +36,11 @@ class Began(Exception):
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch) -> Path:
-    def begins(run: train.Run) -> None:
+    def begins(*_: object) -> None:
         raise Began
 
     monkeypatch.setattr(train, "configure", lambda count: jax.devices()[:count])
-    monkeypatch.setattr(train.Run, "compile", begins)
+    monkeypatch.setattr(opened, "compile_run", begins)
     (tmp_path / "rewards.py").write_text(REWARDS)
     (tmp_path / "broken.py").write_text("def right(:\n")
     return tmp_path
