@@ -32,7 +32,7 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
     seconds = time.monotonic() - start
     print(f"{name}: {seconds:.0f} s")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    pictures = [one for one in outputs if "image/png" in one.get("data", {})]
+    pictures = [one for one in outputs if "image/svg+xml" in one.get("data", {})]
     told = "".join(one.get("text", "") for one in outputs)
     assert len(pictures) >= 2 and "Traceback" not in told
     assert (tmp_path / "runs").is_dir()
