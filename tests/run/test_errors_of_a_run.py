@@ -2,6 +2,7 @@
 none; a run that is told to stop keeps what it has done, and its folder belongs to one process at a time."""
 
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -138,7 +139,8 @@ def test_responses_of_the_iteration_that_failed_are_not_drawn_again(tmp_path: Pa
         printed += process.stdout.readline()
     process.send_signal(signal.SIGINT)
     last = finish(process, code=130).splitlines()[-1]
-    here = f"go on with: python -m pat_jax.train --resume --run_dir {folder}"
+    words = shlex.join(["--resume", "--run_dir", str(folder), *reward])
+    here = f"go on with: python -m pat_jax.train {words}"
     assert last == f"ended at once: the checkpoint of step 1 stays; {here}"
 
 
