@@ -33,7 +33,7 @@ class Row:
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-AnySchema = TypeVar("AnySchema", bound="Schema[Any]")
+AnySchema = TypeVar("AnySchema", bound="Schema")
 
 
 @dataclass(frozen=True)
