@@ -20,9 +20,9 @@ from pat_jax.rl.algorithm.advantages import group_advantages
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.generation import Generator
-from pat_jax.run.setup import build
-from pat_jax.run.start.adapters import initial_params
+from pat_jax.run.roles.adapters import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
+from pat_jax.run.start.setup import build
 from pat_jax.training.build import micro_shapes, shares_prompts
 from pat_jax.training.roles import REFERENCE
 

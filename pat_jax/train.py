@@ -11,7 +11,7 @@ from pat_jax.common.callable_module import make_callable
 from pat_jax.common.run_command import in_one_sentence, run_command
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
-from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.in_process import in_program
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 from pat_jax.run.start.given_rows import GivenRows

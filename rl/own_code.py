@@ -19,7 +19,7 @@ _SENT = (SENT_REWARD, SENT_LOSS)
 
 
 def is_sent(spec: str) -> bool:
-    """Whether `spec` names what a program has sent (`run/results/sent_code.py`)."""
+    """Whether `spec` names what a program has sent (`run/start/sent_code.py`)."""
     return source_of(spec).endswith(_SENT)
 
 

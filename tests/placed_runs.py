@@ -17,7 +17,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Loop
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 PPO = """
     --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0

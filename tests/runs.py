@@ -26,10 +26,11 @@ from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run import loop
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import CONFIG_FILE
 from pat_jax.run.opened import files_of, opened
-from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.setup import Setup, build
+from pat_jax.run.start.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent
 COMMAND = ("-m", "pat_jax.train")

@@ -56,12 +56,28 @@ EXTERNAL = {
     "models": (*BASIC, "flax", "ml_dtypes", "safetensors"),
     "rl": (*BASIC, "optax", "math_verify", "pyarrow"),
 }
+
+
+def module(path: Path) -> str:
+    """As it is imported: through the links of `pat_jax/`."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts if parts[0] == "pat_jax" else ("pat_jax", *parts))
+
+
 FILES = [
     path.relative_to(ROOT)
     for room in (*LINKED, "pat_jax")
     for path in sorted((ROOT / room).rglob("*.py"))
     if path.relative_to(ROOT).parts[:2] not in {("pat_jax", link) for link in LINKED}
 ]
+# Those with folders in them. The files right in pat_jax/ are commands, which may import every room.
+FOLDERS = sorted(
+    {
+        f"{module(path.parent.parent)}."
+        for path in FILES
+        if path.parts[:-2] not in ((), ("pat_jax",))
+    }
+)
 
 
 @cache
@@ -82,12 +98,6 @@ def imports(path: Path) -> set[str]:
 
 def outside(names: set[str], *allowed: str) -> set[str]:
     return {name for name in names if not f"{name}.".startswith(tuple(f"{a}." for a in allowed))}
-
-
-def module(path: Path) -> str:
-    """As it is imported: through the links of `pat_jax/`."""
-    parts = path.with_suffix("").parts
-    return ".".join(parts if parts[0] == "pat_jax" else ("pat_jax", *parts))
 
 
 def room_of(name: str) -> str:
@@ -115,14 +125,34 @@ def test_files_import_only_what_their_rooms_may():
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
-def test_no_modules_import_one_another_in_a_circle():
-    """What is imported for the checker of types alone, or inside a function, included."""
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """The modules of the package that each imports: for types alone or in a function, too."""
     found = {module(path).removesuffix(".__init__"): imports(path) for path in FILES}
-    graph = {
+    return {
         importer: {name if name in found else name.rpartition(".")[0] for name in names}
         for importer, names in found.items()
     }
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    TopologicalSorter(import_graph()).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize(
+    "folder", ["pat_jax.run.", "pat_jax.run.logging.", "pat_jax.planning.", "pat_jax.profiling."]
+)
+def test_the_folders_in_a_folder_do_not_import_one_another_in_a_circle(folder: str):
+    """Each counts with all that is in it; a file beside them counts as itself."""
+
+    def part(name: str) -> str:
+        return name.removeprefix(folder).partition(".")[0] if name.startswith(folder) else ""
+
+    graph = dict[str, set[str]]()
+    for importer, names in import_graph().items():
+        graph.setdefault(part(importer), set()).update(map(part, names))
+    inside = {one: names - {one, ""} for one, names in graph.items() if one}
+    TopologicalSorter(inside).prepare()
 
 
 def test_partition_specs_are_written_in_the_layout_only():

@@ -21,8 +21,8 @@ from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.data.arithmetic import TOKENIZER, solve, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.setup import build
 from pat_jax.run.sft.setup import build as build_sft
+from pat_jax.run.start.setup import build
 from pat_jax.training.trainer import REINFORCED, SUPERVISED
 
 EXAMPLES = ROOT / "examples"

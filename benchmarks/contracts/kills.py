@@ -200,7 +200,7 @@ def outcome(run: Path, case: Case) -> dict[str, Any]:
 
     from pat_jax.config.command_line import parse
     from pat_jax.run.checkpoints.checkpoint import Checkpointer
-    from pat_jax.run.setup import build
+    from pat_jax.run.start.setup import build
 
     config = parse(["--config", str(run / "config.yaml")])
     setup = build(config, jax.devices()[: config.devices])

@@ -15,7 +15,7 @@ from pat_jax.run import loop
 from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 turns = Turns(jax=jax.__version__)
 iterate = loop.Loop.iterate

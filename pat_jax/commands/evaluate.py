@@ -23,17 +23,17 @@ from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import sampled
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.results.session import SessionSetup
-from pat_jax.run.reward_models import (
+from pat_jax.run.roles.reward_models import (
     RewardModels,
     build_reward_models,
     check_room,
     load_reward_models,
     resident_of,
 )
+from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.scoring import open_scorer, try_out
-from pat_jax.run.setup import checked_tokenizer, model_config
+from pat_jax.run.start.setup import checked_tokenizer, model_config
 
 
 def evaluate(config: EvaluateConfig) -> None:

@@ -19,11 +19,11 @@ from pat_jax.rl.data.example_reader import PairReader, PairSplits
 from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.data.schemas import PairSchema
 from pat_jax.rl.text.tokenizer import Chat
-from pat_jax.run.heldout import set_names
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.results.weights import check_weights
-from pat_jax.run.reward_models import FoundRewardModel, Texts, find_reward_model, load_weights
-from pat_jax.run.task import find_files
+from pat_jax.run.roles.reward_models import FoundRewardModel, Texts, find_reward_model, load_weights
+from pat_jax.run.roles.weights import check_weights
+from pat_jax.run.start.heldout import set_names
+from pat_jax.run.start.task import find_files
 from pat_jax.training.text_scorer import TextScorer
 
 AT_ONCE = 128  # pairs that are scored between two moves of the bar

@@ -10,7 +10,7 @@ from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.run.setup import model_config
+from pat_jax.run.start.setup import model_config
 
 log = logging.getLogger(__name__)
 Run = TypeVar("Run", bound=RunConfig)

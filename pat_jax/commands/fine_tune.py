@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from pat_jax.config.fine_tuning import FineTuning
-from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 
 

@@ -18,12 +18,12 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.session import Session
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
-from pat_jax.run.results.saved_policy import find_policy
+from pat_jax.run.files.hub_names import go_on_with_names
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.session import SessionSetup
-from pat_jax.run.setup import model_config
-from pat_jax.run.start.hub_names import go_on_with_names
-from pat_jax.run.task import load_tokenizer, note_of
+from pat_jax.run.roles.saved_policy import find_policy
+from pat_jax.run.start.setup import model_config
+from pat_jax.run.start.task import load_tokenizer, note_of
 
 log = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"

@@ -35,7 +35,7 @@ from pat_jax.profiling.predict.expert_width import settled_width
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.profiling.simulate.length_files import find_lengths
-from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
+from pat_jax.run.files.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
 REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.svg"
 

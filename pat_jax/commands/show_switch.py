@@ -11,11 +11,11 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.record.plot import draw_rollouts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
+from pat_jax.run.files.folder import PAGE_FILE
+from pat_jax.run.files.shown_switch import SWITCH_PICTURE, ComputedPlan, ShownSwitch, write_switch
 from pat_jax.run.loop import Run
-from pat_jax.run.process.folder import PAGE_FILE
 from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.results.same_rollout import same_rollout
-from pat_jax.run.results.shown_switch import SWITCH_PICTURE, ComputedPlan, ShownSwitch, write_switch
 
 PLAN = (
     "python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 512 --max_completion_length 24576 "

@@ -11,10 +11,10 @@ from pat_jax.run.loop import finish, learn
 from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.sent_code import send_loss, send_reward
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
 from pat_jax.run.start.given_rows import GivenRows
+from pat_jax.run.start.sent_code import send_loss, send_reward
+from pat_jax.run.start.setup import build
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:

@@ -18,8 +18,8 @@ from pat_jax.config.command_line import dump
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.kept_responses import KeptResponses
 from pat_jax.evaluation.options import RESPONSES_FILE, RESULTS_FILE
+from pat_jax.run.files.folder import CONFIG_FILE, LOG_FILE, is_used, lock_folder, log_to
 from pat_jax.run.logging.completions import COMPLETIONS_FILE
-from pat_jax.run.process.folder import CONFIG_FILE, LOG_FILE, is_used, lock_folder, log_to
 
 
 class EvaluationFolder:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.evaluation.config import EvaluateConfig
-from pat_jax.run.process.folder import COMPLETE, CONFIG_FILE, differences, is_used
-from pat_jax.run.results.asked_again import ASKED, check_asked
+from pat_jax.run.files.asked_again import ASKED, check_asked
+from pat_jax.run.files.folder import COMPLETE, CONFIG_FILE, differences, is_used
 
 RESULTS_FILE = "results.json"
 RESPONSES_FILE = "responses.jsonl"  # while there are no results

@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.text.tokenizer import Tokenizer
-from pat_jax.run.heldout import HeldoutSet
-from pat_jax.run.task import check_sets, columns_of, note_of, problem_reader, read_sets, rewards_of
+from pat_jax.run.start.heldout import HeldoutSet
+from pat_jax.run.start.task import (
+    check_sets,
+    columns_of,
+    note_of,
+    problem_reader,
+    read_sets,
+    rewards_of,
+)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from pat_jax.run.logging.rollout_metrics import describe_rollouts
 from pat_jax.run.logging.speed import sequence_lengths
 from pat_jax.run.own_reads import OwnReads
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
-from pat_jax.run.task import Task
-from pat_jax.run.totals import Totals
+from pat_jax.run.start.task import Task
+from pat_jax.run.start.totals import Totals
 
 History = tuple[Totals, LengthModel]  # what all iterations so far drew, and how long it was
 Reads = EarlyColumns | OwnReads  # of one batch

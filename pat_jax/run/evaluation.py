@@ -19,10 +19,10 @@ from pat_jax.rl.rewards.final_answer import final_answer
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
-from pat_jax.run.heldout import HeldoutSet
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
+from pat_jax.run.start.heldout import HeldoutSet
 
 # Generates: yields the index of each request with its completion, as it ends.
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]

@@ -20,7 +20,7 @@ from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
-from pat_jax.run.setup import Setup
+from pat_jax.run.start.setup import Setup
 from pat_jax.training.roles import Prediction, Roles, States
 
 

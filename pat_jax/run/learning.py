@@ -25,16 +25,16 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
-from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.distillation import with_teacher
 from pat_jax.run.early_columns import Columns
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
-from pat_jax.run.setup import Setup
-from pat_jax.run.shaping import KL_OF_A_TOKEN
+from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.init_state import Beginning
+from pat_jax.run.start.setup import Setup
+from pat_jax.run.start.shaping import KL_OF_A_TOKEN
 from pat_jax.training.build import schedule_of, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States

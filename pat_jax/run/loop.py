@@ -15,23 +15,23 @@ from pat_jax.common.timeline import recorded
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.sizing.memory_words import describe_peak
-from pat_jax.run.checkpoints.earlier_texts import EarlierIterations
 from pat_jax.run.collect import Collector, Drawn, Experience, History
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
 from pat_jax.run.late_updates import LateUpdates
 from pat_jax.run.learning import Learned, Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
-from pat_jax.run.logging.other_placements import compared
 from pat_jax.run.logging.speed import describe_memory
 from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.logging.unmoved import Unmoved
+from pat_jax.run.other_placements import compared
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.export import export_roles
-from pat_jax.run.setup import Setup
+from pat_jax.run.roles.export import export_roles
 from pat_jax.run.start.compiling import Compiled
+from pat_jax.run.start.earlier_texts import EarlierIterations
+from pat_jax.run.start.setup import Setup
 
 log = logging.getLogger(__name__)
 

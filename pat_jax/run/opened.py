@@ -12,7 +12,7 @@ from pathlib import Path
 from pat_jax.common.hosts.together import process_group
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
-from pat_jax.run.checkpoints.earlier_texts import EarlierIterations, earlier_iterations, recall
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
 from pat_jax.run.early_columns import EarlyColumns
@@ -23,15 +23,15 @@ from pat_jax.run.learning import Learner
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.loop import Run
 from pat_jax.run.own_reads import OwnReads
-from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.reward_models import load_reward_models
+from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
-from pat_jax.run.setup import Setup
 from pat_jax.run.start.compiling import announce, compile_run
+from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations, recall
 from pat_jax.run.start.init_state import Beginning, begin
 from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
+from pat_jax.run.start.setup import Setup
 from pat_jax.training.roles import States
 
 

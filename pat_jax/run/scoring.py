@@ -18,8 +18,8 @@ from pat_jax.rl.rewards.report import never_scored
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.results.sent_code import REWARDS
-from pat_jax.run.reward_models import RewardModels
+from pat_jax.run.roles.reward_models import RewardModels
+from pat_jax.run.start.sent_code import REWARDS
 
 
 def open_scorer(

@@ -21,7 +21,7 @@ def resolve_reward(spec: str) -> RewardFunction:
 
     Args:
       spec: `exact`, `math`, `math_lenient`, `module:function` or `path/to/file.py:function`. A file
-        may also be one that `run/results/sent_code.py` wrote.
+        may also be one that `run/start/sent_code.py` wrote.
     """
     if spec in BUILT_IN:
         if spec in MATH:

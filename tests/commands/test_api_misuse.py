@@ -15,7 +15,7 @@ from pat_jax import SavedRun, UserError
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.rl.own_code import check_sent
-from pat_jax.run.results.sent_code import REWARDS
+from pat_jax.run.start.sent_code import REWARDS
 from pat_jax.training.own_loss import LOSSES
 
 

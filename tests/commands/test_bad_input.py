@@ -19,8 +19,9 @@ from pat_jax.config.command_line import dump, parse
 from pat_jax.rl.data.problems import HELDOUT_SHARE
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
-from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
-from pat_jax.run.setup import build
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import CONFIG_FILE
+from pat_jax.run.start.setup import build
 
 WEIGHTS = "model.safetensors"
 

@@ -20,8 +20,8 @@ from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
-from pat_jax.run.checkpoints.exit_head_state import FOLDER, as_bytes
 from pat_jax.run.results.session import SessionSetup
+from pat_jax.run.start.exit_head_state import FOLDER, as_bytes
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 

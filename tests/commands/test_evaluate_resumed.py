@@ -11,7 +11,7 @@ import pytest
 from evaluations import completions, evaluate_here
 from runs import finish, start, write_checkpoint, write_problems
 
-from pat_jax.run.process.folder import lock_folder
+from pat_jax.run.files.folder import lock_folder
 
 COMMAND = ("-m", "pat_jax.evaluate")
 OPTIONS = [

@@ -27,8 +27,8 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.setup import model_config
-from pat_jax.run.task import load_tokenizer
+from pat_jax.run.start.setup import model_config
+from pat_jax.run.start.task import load_tokenizer
 
 COMMAND = ("-m", "pat_jax.generate")
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")

@@ -17,7 +17,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.run.setup import model_config
+from pat_jax.run.start.setup import model_config
 
 COMMAND = ("-m", "pat_jax.profile")
 

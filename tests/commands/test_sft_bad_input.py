@@ -16,7 +16,8 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import dump
 from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
-from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import CONFIG_FILE
 from pat_jax.run.sft import loop as body
 
 

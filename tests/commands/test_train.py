@@ -16,11 +16,11 @@ from runs import SMALL_ROLLOUT, TINY, run, saved_run, write_checkpoint, write_pr
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.files.shown_switch import read_switch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.rollout_files import read_rollouts
 from pat_jax.run.results.saved_run import SavedRun
-from pat_jax.run.results.shown_switch import read_switch
-from pat_jax.run.start.adapters import initial_params
+from pat_jax.run.roles.adapters import initial_params
 
 SHOWN = ["--eval.num_generations", "2", "--show_switch", "true", "--placement", "auto"]
 REWARD = """

@@ -15,9 +15,9 @@ from pat_jax.common.rules import OptionError
 from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.run.files.folder import log_to
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.process.folder import log_to
 
 HOSTILE = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"
 SHOWN = r"\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"

@@ -17,7 +17,7 @@ from pat_jax.models.presets import PRESETS
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 EVERYWHERE = {DP8: 0.4, DP4TP2: 0.3, DP2TP4: 0.2, TP8: 0.1}

@@ -23,7 +23,7 @@ from pat_jax.engine.sizing.memory_words import describe_memory, describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
-from pat_jax.run.setup import Setup, build, build_engine, model_config
+from pat_jax.run.start.setup import Setup, build, build_engine, model_config
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
 

@@ -5,7 +5,7 @@ import pytest
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.problem_sets import ProblemSets
 from pat_jax.rl.batches.types import Prompt
-from pat_jax.run.heldout import HeldoutSet
+from pat_jax.run.start.heldout import HeldoutSet
 
 
 def problem_sets(*lengths: int) -> ProblemSets:

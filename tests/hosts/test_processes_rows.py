@@ -7,8 +7,8 @@ import pytest
 from runs import SMALL_ROLLOUT, write_checkpoint
 from several import ends, errors, start_all
 
+from pat_jax.run.files.folder import CONFIG_FILE, ROWS
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CONFIG_FILE, ROWS
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 PROGRAM = """

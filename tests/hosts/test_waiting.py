@@ -116,10 +116,10 @@ def test_who_does_not_wait_for_its_devices_is_named(monkeypatch):
         clock.s += seconds
         return stall.sentence({**all_of, **dict(zip(all_of, changed, strict=False))})
 
-    hangs = at._replace(is_on_devices=False, place="pat_jax.run.process.folder:7 (open)")
+    hangs = at._replace(is_on_devices=False, place="pat_jax.run.files.folder:7 (open)")
     assert not generated(1, hangs) and not generated(99, hangs)
     assert generated(2, hangs).startswith(
-        "process 0 on host0 has come to nothing new for 100 s, last at 'a plan', in pat_jax.run.process.folder:7 "
+        "process 0 on host0 has come to nothing new for 100 s, last at 'a plan', in pat_jax.run.files.folder:7 "
         "(open), while the others wait for their devices, and the run cannot go on; start all"
     )
     assert not generated(1, at.next("rewards"))

@@ -14,7 +14,7 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.presets import preset
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.rl.text.turn_end import stop_at_turn_end
-from pat_jax.run.task import load_tokenizer, note_of
+from pat_jax.run.start.task import load_tokenizer, note_of
 
 pytest.importorskip("jinja2", reason="chat templates are rendered by jinja2")
 EOS, IM = 0, 2

@@ -13,12 +13,12 @@ from pat_jax import reward_model
 from pat_jax.config.command_line import parse
 from pat_jax.rl.data.arithmetic import TOKENIZER, problems, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
 from pat_jax.run.sft.inputs import shape_of_model
 from pat_jax.run.sft.setup import build as build_sft
+from pat_jax.run.start.setup import build
 
 PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8"
 PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0"

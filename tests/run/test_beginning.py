@@ -12,9 +12,9 @@ from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.data.problems import Problems
-from pat_jax.run.heldout import HeldoutSet
+from pat_jax.run.start.heldout import HeldoutSet
 from pat_jax.run.start.init_state import _resumed
-from pat_jax.run.task import Task
+from pat_jax.run.start.task import Task
 
 
 def prompts(count: int, answer: str = "1") -> list[Prompt]:

@@ -30,25 +30,25 @@ from pat_jax.evaluation.kept_responses import KeptResponses
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
 from pat_jax.rl.data.subset import Subset
-from pat_jax.run.checkpoints.earlier_texts import as_bytes as earlier_bytes
-from pat_jax.run.checkpoints.earlier_texts import put_bytes
-from pat_jax.run.checkpoints.exit_head_state import of_bytes
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
+from pat_jax.run.files.folder import CONFIG_FILE, SAMPLES_FILE, options_of_run
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
-from pat_jax.run.logging.samples import SAMPLES_FILE, Sample, SamplesFile, read_samples
-from pat_jax.run.process.folder import CONFIG_FILE, options_of_run
-from pat_jax.run.results.export import _written
-from pat_jax.run.results.saved_policy import SavedPolicy
+from pat_jax.run.logging.samples import Sample, SamplesFile, read_samples
 from pat_jax.run.results.saved_run import SavedRun
+from pat_jax.run.roles.export import _written
+from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.sft.loop import Drawn
-from pat_jax.run.shaping import Shaping
+from pat_jax.run.start.earlier_texts import as_bytes as earlier_bytes
+from pat_jax.run.start.earlier_texts import put_bytes
+from pat_jax.run.start.exit_head_state import of_bytes
 from pat_jax.run.start.init_state import _resumed
-from pat_jax.run.totals import Totals
+from pat_jax.run.start.shaping import Shaping
+from pat_jax.run.start.totals import Totals
 
 
 def bound(path: Path) -> None:

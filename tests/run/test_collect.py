@@ -22,8 +22,8 @@ from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.task import Task
-from pat_jax.run.totals import Totals
+from pat_jax.run.start.task import Task
+from pat_jax.run.start.totals import Totals
 
 WANTED, SAMPLES = 3, 2
 

@@ -11,7 +11,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 # One in two responses is right, by its length: some groups teach, and some are drawn anew.
 BY_LENGTH = """

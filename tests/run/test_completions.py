@@ -16,13 +16,13 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.run.files.folder import SAMPLES_FILE
 from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, WIDTH, Completions
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.samples import (
     MOST_CHARACTERS,
     MOST_STEPS,
-    SAMPLES_FILE,
     Sample,
     SamplesFile,
     read_samples,

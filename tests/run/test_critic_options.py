@@ -14,8 +14,8 @@ from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.run.process.distributed import _check_places
-from pat_jax.run.setup import Setup, build
-from pat_jax.run.start.critic import freeze_critic, initial_critic
+from pat_jax.run.roles.critic import freeze_critic, initial_critic
+from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.roles import REFERENCE
 from pat_jax.training.update_memory import check_state, resident_bytes
 

@@ -13,7 +13,7 @@ from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.completions import Completions, DroppedTokens
-from pat_jax.run.task import load_tokenizer
+from pat_jax.run.start.task import load_tokenizer
 
 EOS, PAD, IM, BOS = range(4)
 

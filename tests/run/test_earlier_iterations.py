@@ -19,7 +19,10 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
-from pat_jax.run.checkpoints.earlier_texts import (
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.checkpoints.side_files import SideFiles
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.start.earlier_texts import (
     FOLDER,
     EarlierIterations,
     as_bytes,
@@ -27,9 +30,6 @@ from pat_jax.run.checkpoints.earlier_texts import (
     earlier_iterations,
     put_bytes,
 )
-from pat_jax.run.checkpoints.side_files import SideFiles
-from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CHECKPOINTS
 
 BOUNDS = 1000, 100, 2
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)

@@ -13,8 +13,9 @@ from arrays import assert_same_bits
 from runs import TINY, finish, run, saved_run, start, without_times
 
 from pat_jax.run.checkpoints.checkpoint import DAMAGED
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import CONFIG_FILE
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
 
 OPTIONS = [
     *TINY,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.run.checkpoints.exit_head_state import FOLDER, LearnedHead, saved_head
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.side_files import SideFiles
-from pat_jax.run.process.folder import CHECKPOINTS
-from pat_jax.run.results.saved_policy import SavedPolicy
+from pat_jax.run.roles.saved_policy import SavedPolicy
+from pat_jax.run.start.exit_head_state import FOLDER, LearnedHead, saved_head
 
 
 class Learner:

@@ -12,8 +12,8 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.any_run import CheckpointConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.run.results import export as exported
-from pat_jax.run.results.export import check_export_dir, export_policy
+from pat_jax.run.roles import export as exported
+from pat_jax.run.roles.export import check_export_dir, export_policy
 from pat_jax.training.trainable_params import TrainableParams
 
 TRAINED = TrainableParams(

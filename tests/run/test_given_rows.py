@@ -20,11 +20,11 @@ from pat_jax import UserError
 from pat_jax.commands import train
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
-from pat_jax.run.process.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
+from pat_jax.run.files.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
 from pat_jax.run.process.open_run import OpenRun
-from pat_jax.run.setup import Setup
 from pat_jax.run.start.given_rows import GivenRows
-from pat_jax.run.task import Task
+from pat_jax.run.start.setup import Setup
+from pat_jax.run.start.task import Task
 
 ROWS_OF_SUMS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(24)]
 OPTIONS = named(SMALL_ROLLOUT) | {"warm_start.steps": "0", "rollout.max_prompt_length": "120"}

@@ -20,12 +20,12 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.run.process.folder import CONFIG_FILE, options_of_run
+from pat_jax.run.files.folder import CONFIG_FILE, options_of_run
+from pat_jax.run.files.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.run.results.saved_run import SavedRun
-from pat_jax.run.setup import build, build_engine, model_config
+from pat_jax.run.roles.adapters import initial_policy
 from pat_jax.run.sft import setup as sft
-from pat_jax.run.start.adapters import initial_policy
-from pat_jax.run.start.hub_names import NAMES_FILE, go_on_with_names, keep_names
+from pat_jax.run.start.setup import build, build_engine, model_config
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
 from tests.runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems

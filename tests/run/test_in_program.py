@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pat_jax.run.process.folder import log_to
+from pat_jax.run.files.folder import log_to
 from pat_jax.run.process.in_process import in_program
 from pat_jax.run.process.stop_signals import Stopped
 

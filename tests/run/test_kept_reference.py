@@ -16,9 +16,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.reference import FOLDER, read_reference, save_reference
-from pat_jax.run.process.folder import CHECKPOINTS
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams

@@ -14,7 +14,7 @@ from pat_jax.engine.warm_up import kernel_check
 from pat_jax.models.cache import paged_layer
 from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.run import setup
+from pat_jax.run.start import setup
 
 OPTIONS = (
     "--model tiny --data arithmetic --compute_dtype float32 --layout dp1tp1 --rollout.prompts_per_step 2 "

@@ -24,7 +24,7 @@ from pat_jax.run.learning import Learned, Learner
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 from pat_jax.training.trainer import Trainer
 
 STEPS = 4

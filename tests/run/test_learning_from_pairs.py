@@ -23,8 +23,8 @@ from pat_jax.rl.algorithm.preferences import agreement
 from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] generated
 
-from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.files.folder import METRICS_FILE
+from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
 from pat_jax.run.logging.progress import Progress, describe, summarize
 
 STEP = {

@@ -17,7 +17,7 @@ from pat_jax.planning.placement import (
     PlacementName,
     Positions,
 )
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.places import Places
 
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
 

@@ -27,7 +27,7 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run import learning
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 BETA, TARGET, HORIZON, GAMMA, LAM = 0.05, 0.01, 40, 0.99, 0.9
 PENALTY, CLIP, PRETRAIN = 0.5, 1.5, 1

@@ -17,11 +17,11 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
-from pat_jax.run.reward_models import load_reward_models
+from pat_jax.run.roles import resting
+from pat_jax.run.roles.resting import settled_rest
+from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
-from pat_jax.run.start import resting
-from pat_jax.run.start.resting import settled_rest
+from pat_jax.run.start.setup import build
 from pat_jax.training.update_memory import update_stages
 
 PPO = "--algorithm.name ppo --algorithm.beta 0.05 --eval.every 0 --warm_start.steps 0"

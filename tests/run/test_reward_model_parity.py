@@ -9,7 +9,7 @@ import pytest
 from runs import QWEN3, TINY, write_checkpoint
 
 from pat_jax.config.command_line import parse
-from pat_jax.run.reward_models import build_reward_models, load_reward_models
+from pat_jax.run.roles.reward_models import build_reward_models, load_reward_models
 from pat_jax.run.scoring import open_scorer
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

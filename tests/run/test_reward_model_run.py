@@ -22,9 +22,9 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.reward_models import build_reward_models, load_reward_models
+from pat_jax.run.roles.reward_models import build_reward_models, load_reward_models
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 JUDGE = replace(QWEN3, head="scalar", tie_embeddings=False)
 

@@ -20,9 +20,9 @@ from pat_jax.reward_model import COMMAND
 from pat_jax.reward_model import read as read_options
 from pat_jax.rl.text.scored_text import scored_tokens, until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.reward_models import find_reward_model
+from pat_jax.run.roles.reward_models import find_reward_model
 from pat_jax.run.sft.inputs import padding_of
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.reading import read_lessons

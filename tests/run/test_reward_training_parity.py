@@ -13,8 +13,8 @@ import pytest
 from runs import QWEN3, write_checkpoint
 
 from pat_jax.reward_model import COMMAND, read
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.lessons import RewardLessons
 from pat_jax.run.sft.loop import SftRun

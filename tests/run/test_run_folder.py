@@ -13,8 +13,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
-from pat_jax.run.process.folder import (
-    CHECKPOINTS,
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.asked_again import asked_again
+from pat_jax.run.files.folder import (
     CONFIG_FILE,
     LOCK_FILE,
     LOG_FILE,
@@ -26,7 +27,6 @@ from pat_jax.run.process.folder import (
     options_of_run,
     saved_config,
 )
-from pat_jax.run.results.asked_again import asked_again
 
 TEXT = dump(RunConfig(model="tiny", seed=7))
 

@@ -10,7 +10,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.workers import RewardWorkers
-from pat_jax.run.results.sent_code import send_reward
+from pat_jax.run.start.sent_code import send_reward
 
 RESPONSES = [Response("1+1=", text, {"answer": "2"}) for text in ("2", "22")]
 

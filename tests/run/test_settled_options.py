@@ -16,12 +16,13 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.run import opened, setup
+from pat_jax.run import opened
 from pat_jax.run.opened import files_of
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results import session
 from pat_jax.run.sft import loop as sft_loop
 from pat_jax.run.sft import setup as sft
+from pat_jax.run.start import setup
 
 LENGTHS = ("--rollout.max_completion_length", "56")
 

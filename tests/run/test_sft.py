@@ -22,12 +22,13 @@ from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.roles.adapters import initial_params
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
 
 COMMAND = ("-m", "pat_jax.sft")

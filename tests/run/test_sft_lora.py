@@ -15,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build

@@ -17,13 +17,14 @@ from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy
 from pat_jax.rl.data.text_rows import TextRows
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.roles.adapters import initial_params
 from pat_jax.run.sft.lessons import ExampleLessons
 from pat_jax.run.sft.loop import Position, SftRun
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
 
 STEPS = 12

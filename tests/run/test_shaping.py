@@ -6,7 +6,7 @@ import pytest
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
+from pat_jax.run.start.shaping import KL_OF_A_TOKEN, Shaping
 
 
 def options(beta: float = 0.1, target: float = 0.5) -> AlgorithmConfig:

@@ -9,14 +9,14 @@ from traces import SWITCH, TRACE
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.record.plot import draw_rollouts
-from pat_jax.run.logging.page.run_page import run_page
-from pat_jax.run.results.shown_switch import (
+from pat_jax.run.files.shown_switch import (
     SWITCH_FILE,
     ComputedPlan,
     ShownSwitch,
     read_switch,
     write_switch,
 )
+from pat_jax.run.logging.page.run_page import run_page
 
 FORCED_SWITCH = replace(SWITCH, predicted_saving_s=0.0, predicted_cost_s=0.0, reason="scripted")
 PLANNED = replace(TRACE, times_s=(0.25, 1.5, 1.75), total_s=2.0, layout=("dp2tp1",) * 3, moves=())

@@ -24,7 +24,7 @@ from pat_jax.run.loop import learn
 from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 
 def micro(value: int) -> MicroBatch:

@@ -10,8 +10,8 @@ from runs import QWEN3, TINY
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
 from pat_jax.layout.mesh import padded_for
-from pat_jax.run.start.placed_layouts import PlacedLayouts
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.placed_layouts import PlacedLayouts
+from pat_jax.run.roles.places import Places
 
 SPLIT = [*TINY, "--algorithm", "ppo", "--placement", "split", "--algorithm.mini_batch_size", "4"]
 SPLIT += ["--rollout.prompts_per_step", "96"]

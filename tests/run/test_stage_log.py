@@ -10,7 +10,7 @@ import pytest
 from pat_jax.common.timeline import Timeline, recorded, stage
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.stage_log import StageLog
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.places import Places
 
 DEVICES = jax.devices()[:4]
 FIRST, SECOND = DEVICES[:2], DEVICES[2:]

@@ -13,8 +13,8 @@ from pat_jax.rl.data import arithmetic
 from pat_jax.rl.data.epochs import START
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
-from pat_jax.run.heldout import set_names
-from pat_jax.run.task import Task, check_task, find_files, load_task
+from pat_jax.run.start.heldout import set_names
+from pat_jax.run.start.task import Task, check_task, find_files, load_task
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.distillation import with_teacher
-from pat_jax.run.setup import Setup, build
-from pat_jax.run.start.teacher import load_teacher
+from pat_jax.run.roles.teacher import load_teacher
+from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.build import micro_shapes
 from pat_jax.training.roles import TEACHER
 

@@ -16,7 +16,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import Setup, build
+from pat_jax.run.start.setup import Setup, build
 
 OPTIONS = """
     --layout dp1tp2 --seed 3 --warm_start.steps 2 --eval.every 0 --steps 4

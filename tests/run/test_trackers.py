@@ -16,7 +16,8 @@ from runs import ROOT, finish, start
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
-from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.files.folder import METRICS_FILE
+from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
 from pat_jax.run.logging.samples import Sample
 from pat_jax.run.logging.trackers.asked_for import begin_trackers, check_trackers
 

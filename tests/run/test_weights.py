@@ -28,8 +28,8 @@ from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.run.checkpoints.files import MANIFEST
-from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
-from pat_jax.run.results.weights import weights_of_model, weights_of_run
+from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.roles.weights import weights_of_model, weights_of_run
 
 FLOAT32 = jnp.dtype(jnp.float32)
 
@@ -139,7 +139,7 @@ def test_adapters_of_another_base_are_refused(base: Path, tmp_path: Path, lora: 
         saved.check(policy_of(other).config)
     assert "\n" not in str(error.value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pat_jax.run.results.weights.load_params", twice)
+        patch.setattr("pat_jax.run.roles.weights.load_params", twice)
         with pytest.raises(UserError, match="are of another base, whose weights differ"):
             weights_of_run(options(base), saved, lora.policy, layouts(lora.policy, 1)[0])
 

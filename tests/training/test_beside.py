@@ -21,8 +21,8 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.update_report import UpdateMemory
 from pat_jax.programs.programs import Key
-from pat_jax.run.checkpoints.exit_head_state import learned_head
-from pat_jax.run.setup import Setup, build
+from pat_jax.run.start.exit_head_state import learned_head
+from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.build import micro_shapes
 from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import check_state, stages_of

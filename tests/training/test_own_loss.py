@@ -13,7 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.rl.algorithm.losses import Loss, Reduction
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.run.results import sent_code
+from pat_jax.run.start import sent_code
 from pat_jax.training import own_loss as of_options
 from pat_jax.training.own_loss import own_loss
 
@@ -188,7 +188,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.run.results.sent_code import send_loss
+from pat_jax.run.start.sent_code import send_loss
 
 @dataclass(frozen=True)
 class Mine(PolicyLoss):

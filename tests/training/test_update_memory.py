@@ -13,7 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.memory import GIB
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 from pat_jax.training.roles import Roles
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (

@@ -18,6 +18,7 @@ from typing import Any
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
 
+CHECKPOINTS = "checkpoints"  # in the folder of a run
 MANIFEST = "pat_jax_files.json"
 METADATA = "meta/metadata"  # a file that every checkpoint has
 # The least share of its bytes that a trained policy takes on disk. Seen: 0.93 for random numbers,

@@ -11,9 +11,8 @@ import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
-from pat_jax.run.checkpoints.files import damage, lacking
+from pat_jax.run.checkpoints.files import CHECKPOINTS, damage, lacking
 from pat_jax.run.checkpoints.orbax_io import MISTAKES, open_writer, read_part, reason
-from pat_jax.run.process.folder import CHECKPOINTS
 
 FOLDER = "reference"  # in the run's folder
 

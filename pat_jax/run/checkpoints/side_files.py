@@ -13,8 +13,7 @@ from typing import Any
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
-from pat_jax.run.checkpoints.files import checkpoints_in
-from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in
 
 log = logging.getLogger(__name__)
 DAMAGED = "is damaged (it has another checksum than when it was written)"

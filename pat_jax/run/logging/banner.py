@@ -12,8 +12,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.checkpoints.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.run.checkpoints.files import checkpoints_in
-from pat_jax.run.process.folder import CHECKPOINTS, PAGE_FILE
+from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in
+from pat_jax.run.files.folder import PAGE_FILE
 
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 _WRITTEN = {  # files of a run's folder, and their names in the closing lines

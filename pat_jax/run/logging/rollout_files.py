@@ -9,8 +9,8 @@ from typing import Any
 from pat_jax.common.files import replace_text
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
+from pat_jax.run.files.folder import ROLLOUTS_FILE
 
-ROLLOUTS_FILE = "rollouts.json"
 FIRST, SLOWEST, NEWEST = NAMES = "first", "slowest", "newest"
 
 

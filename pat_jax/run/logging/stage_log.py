@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pat_jax.common.hosts.owners import owners
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.timeline import Span, Timeline
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.places import Places
 
 LEAST = 1e-3  # share of an iteration that a part of a stage must take to be counted
 log = logging.getLogger(__name__)

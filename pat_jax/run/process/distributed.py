@@ -10,10 +10,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
+from pat_jax.run.files.folder import check_run_dir, differences
 from pat_jax.run.logging.trackers.asked_for import check_trackers
-from pat_jax.run.process.folder import check_run_dir, differences
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.export import check_critic_export_dir, check_export_dir
+from pat_jax.run.roles.export import check_critic_export_dir, check_export_dir
 
 Options = TypeVar("Options", bound=AnyRun)
 

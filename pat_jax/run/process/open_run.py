@@ -22,24 +22,25 @@ from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import dump
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.orbax_io import first_line
 from pat_jax.run.checkpoints.schedule import Saves
-from pat_jax.run.logging.banner import closing
-from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from pat_jax.run.logging.page.run_page import RunPage
-from pat_jax.run.logging.progress import Progress, summarize
-from pat_jax.run.logging.trackers.asked_for import begin_trackers
-from pat_jax.run.process.folder import (
-    CHECKPOINTS,
+from pat_jax.run.files.asked_again import asked_again
+from pat_jax.run.files.folder import (
     CONFIG_FILE,
     LOG_FILE,
+    METRICS_FILE,
     changed_options,
     log_to,
     make_run_dir,
 )
+from pat_jax.run.files.hub_names import keep_names
+from pat_jax.run.logging.banner import closing
+from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
+from pat_jax.run.logging.page.run_page import RunPage
+from pat_jax.run.logging.progress import Progress, summarize
+from pat_jax.run.logging.trackers.asked_for import begin_trackers
 from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from pat_jax.run.results.asked_again import asked_again
-from pat_jax.run.start.hub_names import keep_names
 
 log = logging.getLogger(__name__)
 Restored = tuple[int, dict[str, Any], dict[str, Any]]  # step, state and metadata of a checkpoint

@@ -23,15 +23,15 @@ from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.rl.data import arithmetic
 from pat_jax.run.checkpoints.json_state import declared, read_kept
-from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page.curves import PANELS, Panel, draw_curves
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
-from pat_jax.run.process.folder import CONFIG_FILE
-from pat_jax.run.results.saved_policy import find_policy
-from pat_jax.run.results.weights import weights_of_run
-from pat_jax.run.setup import model_config
+from pat_jax.run.roles.saved_policy import find_policy
+from pat_jax.run.roles.weights import weights_of_run
+from pat_jax.run.start.setup import model_config
 from pat_jax.training.build import DTYPES
 
 PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates

@@ -25,12 +25,12 @@ from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.run.checkpoints.exit_head_state import saved_head
-from pat_jax.run.results.saved_policy import SavedPolicy
-from pat_jax.run.results.weights import Load, weights_of_model, weights_of_run
-from pat_jax.run.setup import build_engine
+from pat_jax.run.roles.saved_policy import SavedPolicy
+from pat_jax.run.roles.weights import Load, weights_of_model, weights_of_run
+from pat_jax.run.start.exit_head_state import saved_head
 from pat_jax.run.start.prepare import keep_profile, unseen_acceptance
 from pat_jax.run.start.profiles import find_profile, profile_subject
+from pat_jax.run.start.setup import build_engine
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from pat_jax.rl.text.tokenizer import (
     check_vocabulary,
     has_tokenizer,
 )
-from pat_jax.run.task import find_files
+from pat_jax.run.start.task import find_files
 
 _MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may be padded
 

@@ -21,12 +21,12 @@ from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.export import export_policy
+from pat_jax.run.roles.adapters import check_base, freeze_base, initial_params
+from pat_jax.run.roles.export import export_policy
+from pat_jax.run.roles.reference import begin_reference, resume_reference
 from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
-from pat_jax.run.start.reference import begin_reference, resume_reference
 from pat_jax.training.build import schedule_of
 
 

@@ -21,12 +21,12 @@ from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Examples
-from pat_jax.run.process.folder import check_resumed
-from pat_jax.run.results.weights import check_weights
+from pat_jax.run.files.folder import check_resumed
+from pat_jax.run.roles.adapters import identity
+from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.sft.inputs import shape_of_model
 from pat_jax.run.sft.lessons import Lessons
 from pat_jax.run.sft.reading import kind_of, read_lessons
-from pat_jax.run.start.adapters import identity
 from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload

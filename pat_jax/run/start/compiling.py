@@ -18,8 +18,8 @@ from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.exchange import form_of_update
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.reward_models import check_room
-from pat_jax.run.setup import Setup
+from pat_jax.run.roles.reward_models import check_room
+from pat_jax.run.start.setup import Setup
 from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import check_update, update_stages
 

@@ -19,7 +19,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
-from pat_jax.run.process.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
+from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
 # Options that can have rows, and the name of the file, by which metrics call a problem set.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}

@@ -20,14 +20,14 @@ from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
-from pat_jax.run.setup import Setup
-from pat_jax.run.shaping import Shaping
-from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
-from pat_jax.run.start.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
-from pat_jax.run.start.reference import begin_reference, resume_reference
-from pat_jax.run.start.teacher import load_teacher
-from pat_jax.run.task import Task
-from pat_jax.run.totals import Totals
+from pat_jax.run.roles.adapters import check_base, freeze_base, initial_params
+from pat_jax.run.roles.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
+from pat_jax.run.roles.reference import begin_reference, resume_reference
+from pat_jax.run.roles.teacher import load_teacher
+from pat_jax.run.start.setup import Setup
+from pat_jax.run.start.shaping import Shaping
+from pat_jax.run.start.task import Task
+from pat_jax.run.start.totals import Totals
 from pat_jax.training.roles import States
 
 _OTHER_PROBLEMS = {

@@ -17,7 +17,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.run.setup import Setup
+from pat_jax.run.start.setup import Setup
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
 from pat_jax.engine.record.running_plot import running_plot
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, PAGE_FILE
+from pat_jax.run.files.shown_switch import read_switch
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page import curves, numbers
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
-from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
-from pat_jax.run.results.shown_switch import read_switch
 
 TEMPLATE = Path(__file__).with_name("run.html.jinja")
 SHARE = 0.01  # of a run's time, for writing its page, which reads all metrics

@@ -16,12 +16,11 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.run.checkpoints.files import checkpoints_in, damage
+from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in, damage
 from pat_jax.run.checkpoints.meta import as_json, as_written, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import read_part
-from pat_jax.run.process.folder import CHECKPOINTS
-from pat_jax.run.start.adapters import lora_of
-from pat_jax.run.start.hub_names import go_on_with_names
+from pat_jax.run.files.hub_names import go_on_with_names
+from pat_jax.run.roles.adapters import lora_of
 from pat_jax.training.trainable_params import Leaves
 
 _OF_A_MODEL = [field.name for field in fields(ModelConfig)]

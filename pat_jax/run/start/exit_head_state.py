@@ -18,8 +18,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.run.checkpoints.checkpoint import is_gone
 from pat_jax.run.checkpoints.side_files import SideFiles, as_file, of_file
-from pat_jax.run.results.saved_policy import SavedPolicy
-from pat_jax.run.setup import Setup
+from pat_jax.run.roles.saved_policy import SavedPolicy
+from pat_jax.run.start.setup import Setup
 from pat_jax.training.build import DTYPES, logit_tokens
 from pat_jax.training.exit_head import ExitHeadTrainer
 

@@ -26,8 +26,8 @@ from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
-from pat_jax.run.results.saved_policy import SavedPolicy
-from pat_jax.run.start.adapters import check_base
+from pat_jax.run.roles.adapters import check_base
+from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.training.build import DTYPES
 from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trainable_params import Leaves

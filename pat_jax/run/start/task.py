@@ -29,7 +29,7 @@ from pat_jax.rl.data.schemas import ProblemSchema
 from pat_jax.rl.rewards.built_in import COMPARING, check_columns
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.rl.text.turn_end import stop_at_turn_end
-from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
+from pat_jax.run.start.heldout import HELDOUT, HeldoutSet, set_names
 
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
 

@@ -14,7 +14,7 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.batches.types import RolloutGroup
 from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, as_file, of_file
-from pat_jax.run.setup import Setup
+from pat_jax.run.start.setup import Setup
 
 FOLDER = "earlier_responses"  # in the run's folder, with a file for each checkpoint
 _WHAT = "earlier responses"

@@ -18,7 +18,7 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
-from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.training.trainable_params import Leaves
 from pat_jax.training.trainer import Trainer
 

@@ -27,7 +27,7 @@ from pat_jax.models.checkpoints.hf_export import attend, check_export, export
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.data import arithmetic
-from pat_jax.run.start.critic import with_head_bias
+from pat_jax.run.roles.critic import with_head_bias
 from pat_jax.training.build import DTYPES
 from pat_jax.training.rest import fetched
 from pat_jax.training.roles import Roles, States

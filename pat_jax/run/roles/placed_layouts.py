@@ -18,7 +18,7 @@ from pat_jax.layout.mesh import ExpertSplit, factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.planning.types import Split
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.places import Places
 from pat_jax.training.carrier import Carrier, carriers
 
 

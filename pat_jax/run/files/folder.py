@@ -19,16 +19,16 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
+from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
-from pat_jax.run.logging.metrics import METRICS_FILE
-from pat_jax.run.logging.rollout_files import ROLLOUTS_FILE
-from pat_jax.run.logging.samples import SAMPLES_FILE
-from pat_jax.run.results.asked_again import ASKED, check_asked
-from pat_jax.run.results.shown_switch import SWITCH_FILE, SWITCH_PICTURE
-from pat_jax.run.start.hub_names import go_on_with_names
+from pat_jax.run.files.asked_again import ASKED, check_asked
+from pat_jax.run.files.hub_names import go_on_with_names
+from pat_jax.run.files.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 
-CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
-PAGE_FILE = "run.html"
+CONFIG_FILE, LOG_FILE, PAGE_FILE, LOCK_FILE = "config.yaml", "run.log", "run.html", ".lock"
+METRICS_FILE = "metrics.jsonl"
+ROLLOUTS_FILE = "rollouts.json"
+SAMPLES_FILE = "samples.json"
 ROWS = "rows"  # folder of rows that a program gave instead of data files (`given_rows.py`)
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
 

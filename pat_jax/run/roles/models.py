@@ -11,10 +11,10 @@ from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.run.reward_models import RewardModels, resident_of
-from pat_jax.run.start.placed_layouts import PlacedLayouts
-from pat_jax.run.start.places import Places
-from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.roles.placed_layouts import PlacedLayouts
+from pat_jax.run.roles.places import Places
+from pat_jax.run.roles.reward_models import RewardModels, resident_of
+from pat_jax.run.roles.rollouts import Rollouts
 from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles

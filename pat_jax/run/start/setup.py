@@ -38,19 +38,19 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints import owned_arrays
-from pat_jax.run.process.folder import check_resumed
-from pat_jax.run.results.weights import check_weights
-from pat_jax.run.reward_models import RewardModels, build_reward_models
-from pat_jax.run.start.adapters import identity
-from pat_jax.run.start.critic import critic_identity, critic_model
-from pat_jax.run.start.models import RunModels
-from pat_jax.run.start.placed_layouts import PlacedLayouts, chain_of, rollout_layouts
-from pat_jax.run.start.places import Places
+from pat_jax.run.files.folder import check_resumed
+from pat_jax.run.roles.adapters import identity
+from pat_jax.run.roles.critic import critic_identity, critic_model
+from pat_jax.run.roles.models import RunModels
+from pat_jax.run.roles.placed_layouts import PlacedLayouts, chain_of, rollout_layouts
+from pat_jax.run.roles.places import Places
+from pat_jax.run.roles.resting import settled_rest
+from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
+from pat_jax.run.roles.rollouts import Rollouts
+from pat_jax.run.roles.teacher import build_teacher
+from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.profiles import find_profile, profile_subject
-from pat_jax.run.start.resting import settled_rest
-from pat_jax.run.start.rollouts import Rollouts
-from pat_jax.run.start.teacher import build_teacher
-from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
+from pat_jax.run.start.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
 from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.reader import Reader

@@ -35,7 +35,7 @@ from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.rl.text.scored_text import check_template
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
-from pat_jax.run.results.weights import check_weights
+from pat_jax.run.roles.weights import check_weights
 from pat_jax.training.build import DTYPES, ROW_UNIT, functions_of
 from pat_jax.training.reader import Reader
 from pat_jax.training.text_scorer import TextScorer

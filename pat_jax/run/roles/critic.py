@@ -31,8 +31,8 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import PADDING, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.run.process.folder import CHECKPOINTS
-from pat_jax.run.start.adapters import identity, initial_policy
+from pat_jax.run.checkpoints.files import CHECKPOINTS
+from pat_jax.run.roles.adapters import identity, initial_policy
 from pat_jax.training.build import DTYPES
 from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.rest import copied_to

@@ -14,9 +14,9 @@ from pat_jax.planning.placement_seconds import described, placement_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.run.generation import full_load
-from pat_jax.run.setup import Setup
-from pat_jax.run.start.placed_layouts import PlacedLayouts
-from pat_jax.run.start.places import Places
+from pat_jax.run.roles.placed_layouts import PlacedLayouts
+from pat_jax.run.roles.places import Places
+from pat_jax.run.start.setup import Setup
 
 OTHERS: tuple[PlacementName, ...] = ("interleave", "separate", "split")
 log = logging.getLogger(__name__)
