@@ -52,7 +52,9 @@ def test_pairs_can_be_learned_and_some_are_held_out(model: Path, config_class):
 def test_problems_can_be_asked(model: Path):
     files = ["--model", str(model), "--data", str(EXAMPLES / "problems.jsonl"), "--out", "x"]
     config = parse(files, EvaluateConfig, presets=None)
-    problem_sets = load_problem_sets(config.run_config(QWEN3, 1), HuggingFaceTokenizer(str(model)))
+    problem_sets = load_problem_sets(
+        config.run_config(QWEN3, 1).task, HuggingFaceTokenizer(str(model))
+    )
     (problems,) = problem_sets.sets
     rows = (EXAMPLES / "problems.jsonl").read_text().splitlines()
     assert len(problems.prompts) == len(rows) > 10 and problem_sets.rewards == ["math"]

@@ -84,13 +84,13 @@ def prepared(
     folder = Path(local_checkpoint(config.model, weights=False))
     recommended = recommended_overrides(folder)
     devices = configure(config.devices)
-    model = model_config(options, devices)
+    model = model_config(options.task, options.layout_choice, devices)
     platform = devices[0].platform
     dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=folder.is_dir())
     config = replace(config, compute_dtype=dtype)
     tokenizer = None
     if folder.is_dir() or saved_run:
-        tokenizer = load_tokenizer(options)
+        tokenizer = load_tokenizer(options.task)
         if note := note_of(tokenizer):
             log.warning("%s", note)
     elif config.chat != Chat():

@@ -56,7 +56,7 @@ def measured(config: ProfileConfig) -> Measured:
     devices = configure(config.devices)
     if config.shards:
         return measure_shards(config, devices[0])
-    model = model_config(config, devices)
+    model = model_config(config.task, config.layout_choice, devices)
     config = _settled(config, model, devices)
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
@@ -81,7 +81,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     """Measures shards of the machine that `config.shards` names, on one of its devices. Returns
     the profile."""
     target = Target.parse(config.shards)
-    model = model_config(config, paper_devices(target))
+    model = model_config(config.task, config.layout_choice, paper_devices(target))
     config = _settled(config, model, [device])
     check_lengths(config.rollout, model, config.model)
     subject = profile_subject(config, model, [device])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pat_jax.common.hub import is_checkpoint
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import NAMES, count, not_negative
 
@@ -68,6 +69,13 @@ class LoraConfig(AdapterConfig):
         super().__post_init__()
         if not self.is_on:
             self.need("export", self.export == "merged", f"merged with {self.off}")
+
+    def check_base(self, model: str) -> None:
+        """Raises OptionError if adapters are exported alone, and no other program has `model`."""
+        expected = (
+            f"merged with --model {model!r}: its base is random numbers that no other program has"
+        )
+        self.need("export", self.export == "merged" or is_checkpoint(model), expected)
 
     @property
     def is_on(self) -> bool:

@@ -21,6 +21,7 @@ from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
+from pat_jax.config.task import TaskChoice
 from pat_jax.config.teacher import TeacherConfig
 
 PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
@@ -158,6 +159,20 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         names, counts = (text.split(",") for text in (self.switch_to, self.switch_at))
         path = zip(names, map(int, counts), strict=True) if self.switch_to else ()
         return LayoutChoice(self.layout, tuple(path))
+
+    @property
+    def task(self) -> TaskChoice:
+        return TaskChoice(
+            model=self.model,
+            data=self.data,
+            eval=self.eval,
+            rollout=self.rollout,
+            reward=self.reward,
+            seed=self.seed,
+            demonstrations=self.warm_start.steps,
+            learns=self.train,
+            skips_special_tokens=self.reward_skip_special_tokens,
+        )
 
     @property
     def keeps_unfinished(self) -> bool:

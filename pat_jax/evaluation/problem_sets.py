@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
+from pat_jax.config.task import TaskChoice
 from pat_jax.rl.text.tokenizer import Tokenizer
 from pat_jax.run.start.heldout import HeldoutSet
 from pat_jax.run.start.task import (
@@ -17,7 +17,6 @@ from pat_jax.run.start.task import (
     note_of,
     problem_reader,
     read_sets,
-    rewards_of,
 )
 
 
@@ -44,16 +43,16 @@ class ProblemSets:
         return replace(rollout, prompts_per_step=rows, max_prompt_length=longest)
 
 
-def load_problem_sets(config: RunConfig, tokenizer: Tokenizer) -> ProblemSets:
+def load_problem_sets(asked: TaskChoice, tokenizer: Tokenizer) -> ProblemSets:
     """
     Raises:
       UserError: a file is unusable, with this tokenizer or at all.
     """
-    rewards = rewards_of(config, "math")
-    read = problem_reader(config, tokenizer, rewards, "--max_prompt_length")
-    splits = read_sets("data", config.eval.data, read)
+    rewards = asked.rewards("math")
+    read = problem_reader(asked, tokenizer, rewards, "--max_prompt_length")
+    splits = read_sets("data", asked.eval.data, read)
     check_sets(splits, rewards, "raise --max_prompt_length, or give other files")
-    most = config.eval.num_prompts
+    most = asked.eval.num_prompts
     return ProblemSets(
         rewards,
         [HeldoutSet.of(name, one.heldout, most) for name, one in splits.items()],

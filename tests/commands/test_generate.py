@@ -188,8 +188,10 @@ def test_a_file_that_is_called_as_a_task_brings_no_vocabulary(model: Path):
             GenerateConfig(model=name, prompts=prompts).model_options
             for prompts in ("arithmetic", "prompts.jsonl")
         )
-        assert model_config(task, devices) == model_config(other, devices)
-    assert isinstance(load_tokenizer(task), HuggingFaceTokenizer)
+        assert model_config(task.task, task.layout_choice, devices) == model_config(
+            other.task, other.layout_choice, devices
+        )
+    assert isinstance(load_tokenizer(task.task), HuggingFaceTokenizer)
 
 
 BAD_LINES = [

@@ -167,6 +167,6 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path):
 def test_a_published_shape_is_measured_with_its_own_vocabulary_and_without_data():
     options = ["--preset", "qwen3-8b", "--model", "qwen3-8b"]
     config = parse(options, ProfileConfig)
-    assert model_config(config, jax.devices()).vocab_size == 151_936
+    assert model_config(config.task, config.layout_choice, jax.devices()).vocab_size == 151_936
     with pytest.raises(UserError, match=r"--data\.files is ''"):
         parse(options)

@@ -160,7 +160,11 @@ class TestTheCheck:
         options = ["--rollout.device_memory_gib", "1e-5", "--devices", "2"]
         config = parse([*OPTIONS, *options])
         with pytest.raises(UserError, match=r"needs .* of a device") as error:
-            build_engine(config, model_config(config, jax.devices()[:2]), jax.devices()[:2])
+            build_engine(
+                config,
+                model_config(config.task, config.layout_choice, jax.devices()[:2]),
+                jax.devices()[:2],
+            )
         assert "\n" not in str(error.value)
 
     def test_the_log_says_what_is_known(self):

@@ -89,5 +89,5 @@ def test_every_command_that_generates_has_the_option(tmp_path: Path):
         shape = preset("tiny")
         runs = train, generate.model_options, evaluate.run_config(shape, 1)
         for config in (*runs, generate.run_config(shape, 1)):
-            found = load_tokenizer(config)
+            found = load_tokenizer(config.task)
             assert found.eos_ids == expected and bool(note_of(found)) == is_on

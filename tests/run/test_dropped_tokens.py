@@ -26,7 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 def tokenizer_of(folder: Path, *options: str) -> HuggingFaceTokenizer:
     argv = ["--model", str(folder), "--data", "a.jsonl", *options]
-    found = load_tokenizer(parse(argv))
+    found = load_tokenizer(parse(argv).task)
     assert isinstance(found, HuggingFaceTokenizer)
     return found
 

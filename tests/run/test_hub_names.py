@@ -140,7 +140,9 @@ def test_weights_of_examples_are_asked_for_last(described: str):
 def test_a_profile_needs_no_weights(described: str):
     options, devices = [*OPTIONS, "--compute_dtype", "float32"], jax.devices()[:2]
     config = parse([*options, "--model", described])
-    assert build_engine(config, model_config(config, devices), devices).layouts
+    assert build_engine(
+        config, model_config(config.task, config.layout_choice, devices), devices
+    ).layouts
 
 
 def test_a_resumed_run_takes_no_folder_made_since(cache: Path, tmp_path: Path, monkeypatch):

@@ -26,7 +26,7 @@ OPTIONS = (
 def generated() -> tuple[Kernels, list[np.ndarray]]:
     """By what, and the tokens of four responses."""
     config, devices = parse(OPTIONS.split()), jax.devices()[:1]
-    model = setup.model_config(config, devices)
+    model = setup.model_config(config.task, config.layout_choice, devices)
     model = replace(model, head_dim=16)  # wide enough for kernels over pages
     engine = setup.build_engine(config, model, devices)
     ((split, layout),) = engine.layouts.items()

@@ -113,7 +113,7 @@ def test_every_command_computes_in_what_suits_the_devices(
         seen(profile, "profile_subject", profile.measured, measure),
         seen(sft, "read_lessons", sft.build, teach, devices),
         seen(session, "build_engine", generate.prepared, write),
-        seen(evaluate, "load_problem_sets", evaluate.evaluate, examine),
+        seen(session, "build_engine", evaluate.evaluate, examine),
     ):
         assert found.compute_dtype == dtype
 

@@ -52,9 +52,9 @@ def test_a_name_without_a_file_is_refused(folder, name: str):
 
 def test_a_built_in_model_alone_brings_a_task_and_lengths_that_hold_it():
     config = parse(["--model", "tiny"])
-    check_task(config)
+    check_task(config.task)
     model = KnownModel("tiny", is_checkpoint=False, context=4096, platform="cpu")
-    check_task(settled(config, model)[0])
+    check_task(settled(config, model)[0].task)
 
 
 class Words:
@@ -84,7 +84,7 @@ def load(tmp_path: Path):
         paths = {name: problems(f"{name}.jsonl", numbers) for name, numbers in files.items()}
         argv = ["--model", "m", "--rollout.max_prompt_length", "96"]
         argv += [option.format(**paths) for option in options]
-        return load_task(parse(argv), Words())
+        return load_task(parse(argv).task, Words())
 
     return task
 
@@ -181,8 +181,8 @@ def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     (tmp_path / "d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
     argv += ["--rollout.max_prompt_length", "96"]
-    task = load_task(parse(argv), Words())
+    task = load_task(parse(argv).task, Words())
     (prompt,) = (one for one in task.train.first(40) if one.columns["answer"] == "7")
     for told in trial_responses(prompt, task.columns):
         assert told.columns["level"] is None and told.columns["answer"] == "7"
-    assert load_task(parse([]), arithmetic.TOKENIZER).columns == ["answer"]
+    assert load_task(parse([]).task, arithmetic.TOKENIZER).columns == ["answer"]

@@ -123,7 +123,7 @@ class SavedRun:
         saved = find_policy(str(self.folder), None)
         check_export(str(directory))
         devices = configure(config.devices)
-        model = model_config(config, devices)
+        model = model_config(config.task, config.layout_choice, devices)
         saved.check(model)
         policy = Policy.from_config(model)
         chain, _ = layout_chain(factored_mesh(devices), model)

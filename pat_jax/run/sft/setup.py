@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
-from pat_jax.common.rules import require
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.engine.sizing.device_memory import memory_limit
@@ -116,12 +115,7 @@ def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelCo
     `settled_examples`."""
     kind, has_weights = kind_of(config), is_checkpoint(config.model)
     model = shape_of_model(config.model, kind.HEAD)
-    require(
-        config.lora.export == "merged" or has_weights,
-        "lora.export",
-        config.lora.export,
-        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
-    )
+    config.lora.check_base(config.model)
     if not config.data.files:
         raise UserError(f"option --data is not given: expected {kind.FILES}; give one or several.")
     platform = devices[0].platform

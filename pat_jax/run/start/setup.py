@@ -14,6 +14,8 @@ from pat_jax.common.hub import is_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
+from pat_jax.config.shared import LayoutChoice
+from pat_jax.config.task import TaskChoice
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
@@ -134,8 +136,9 @@ def _built(
     kernels: Kernels | None = None,
     reward_models: RewardModels | None = None,
 ) -> Setup:
-    check_task(config)
-    model = model_config(config, devices)
+    config.lora.check_base(config.model)
+    check_task(config.task)
+    model = model_config(config.task, config.layout_choice, devices)
     config, shortened = settled_options(config, model, devices)
     check_lengths(config.rollout, model, config.model)
     check_vocabulary_options(config.rollout, model)
@@ -155,7 +158,7 @@ def _built(
     teacher = build_teacher(config, policy, first, places["teacher"], shards)
     if reward_models is None:
         reward_models = build_reward_models(config, places["reward"])
-    task = load_task(config, checked_tokenizer(config, model))
+    task = load_task(config.task, checked_tokenizer(config.task, model))
     rollouts = Rollouts.of(config, policy, of_rollout)
     require(
         not (placed.carriers and rollouts.drafter.drafts.is_generated),
@@ -236,7 +239,7 @@ def _built_engine(
     for reason in dropped:
         log.info("layout dropped: %s", reason)
     has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
-    eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
+    eos_ids = checked_tokenizer(config.task, model).eos_ids if has_tokenizer else (0,)
     rollouts = Rollouts.of(config, Policy.from_config(model), devices)
     alone = rollouts.memory_alone(layouts, resident)
     without_memory = layouts_without_memory(alone, config.rollout)
@@ -246,30 +249,32 @@ def _built_engine(
     return rollouts.engine(kept, eos_ids, resident)
 
 
-def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
+def checked_tokenizer(asked: TaskChoice, model: ModelConfig) -> Tokenizer:
     """Returns the model's tokenizer. Raises UserError if one of its token ids has no row in the
     model's embedding."""
-    tokenizer = load_tokenizer(config)
-    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    tokenizer = load_tokenizer(asked)
+    check_vocabulary(tokenizer, model.vocab_size, source=asked.model)
     return tokenizer
 
 
-def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
+def model_config(
+    asked: TaskChoice, layouts: LayoutChoice, devices: Sequence[Device]
+) -> ModelConfig:
     """Returns the model's shape, padded so that it divides over the devices in each layout that may
-    be asked for. Raises UserError if `config.model` is neither a usable checkpoint directory nor a
+    be asked for. Raises UserError if `asked.model` is neither a usable checkpoint directory nor a
     built-in shape."""
-    if shape := checkpoint_shape(config.model, "model"):
+    if shape := checkpoint_shape(asked.model, "model"):
         model = shape
-    elif os.sep in config.model:
+    elif os.sep in asked.model:
         raise UserError(
-            f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "
+            f"option --model is {asked.model!r}: expected a Hugging Face checkpoint directory or "
             "the name of a built-in shape, but there is no such directory."
         )
-    elif config.data.is_arithmetic:
-        model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
+    elif asked.data.is_arithmetic:
+        model = preset(asked.model, vocab_size=load_tokenizer(asked).vocab_size)
     else:
-        model = preset(config.model)
-    names = config.switch_to or (config.layout if config.layout != "auto" else "")
+        model = preset(asked.model)
+    names = " ".join([layouts.layout, *(name for name, _ in layouts.path)])
     return padded_for(devices, model, [int(n) for n in re.findall(r"tp(\d+)", names)])
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import dataset_files, is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
-from pat_jax.common.rules import require
 from pat_jax.config.data import ARITHMETIC
-from pat_jax.config.run import RunConfig
+from pat_jax.config.task import TaskChoice
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.data.epochs import START
@@ -51,29 +50,23 @@ class Task:
         return {"train": self.train.checksum, "heldout": heldout}
 
 
-def check_task(config: RunConfig) -> None:
+def check_task(asked: TaskChoice) -> None:
     """Checks that the options of the task fit each other; reads no file. Raises UserError if
-    `config.data` names no task that `config.model` can do."""
-    require(
-        config.lora.export == "merged" or is_checkpoint(config.model),
-        "lora.export",
-        config.lora.export,
-        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
-    )
-    if config.data.is_arithmetic:
-        _check_arithmetic(config, is_checkpoint(config.model))
+    `asked.data` names no task that the model can do."""
+    if asked.data.is_arithmetic:
+        _check_arithmetic(asked, is_checkpoint(asked.model))
         return
-    files = find_files("data", config.data.files)
-    find_files("eval.data", config.eval.data, split="test")
-    if not is_checkpoint(config.model):  # after the data, which is less to download
+    files = find_files("data", asked.data.files)
+    find_files("eval.data", asked.eval.data, split="test")
+    if not is_checkpoint(asked.model):  # after the data, which is less to download
         raise UserError(
             f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
-            f"{config.model!r}, which is no Hugging Face checkpoint directory, and no model of the "
+            f"{asked.model!r}, which is no Hugging Face checkpoint directory, and no model of the "
             "Hugging Face Hub as owner/name; give one."
         )
-    if config.warm_start.steps:
+    if asked.demonstrations:
         raise UserError(
-            f"option --warm_start.steps is {config.warm_start.steps}: data files have no "
+            f"option --warm_start.steps is {asked.demonstrations}: data files have no "
             "demonstrations; set it to 0, or use --data arithmetic."
         )
 
@@ -104,20 +97,20 @@ def find_files(
     return list(found)
 
 
-def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
+def _check_arithmetic(asked: TaskChoice, is_directory: bool) -> None:
     longest = arithmetic.MAX_PROMPT_LENGTH
     if is_directory:
         raise UserError(
             "option --data is 'arithmetic', which has its own tokenizer, but --model is the "
-            f"directory {config.model!r}; give a data file, or a built-in model."
+            f"directory {asked.model!r}; give a data file, or a built-in model."
         )
-    config.data.check_unused()
-    if config.eval.data:
+    asked.data.check_unused()
+    if asked.eval.data:
         raise UserError(
-            f"option --eval.data is {' '.join(config.eval.data)!r}: the built-in task holds out "
+            f"option --eval.data is {' '.join(asked.eval.data)!r}: the built-in task holds out "
             "problems of its own; leave it out, or give --data files."
         )
-    length = config.rollout.max_prompt_length
+    length = asked.rollout.max_prompt_length
     if length is not None and length < longest:
         raise UserError(
             f"option --rollout.max_prompt_length is {length}: the prompts "
@@ -125,39 +118,38 @@ def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
         )
 
 
-def load_tokenizer(config: RunConfig) -> Tokenizer:
-    if config.data.is_arithmetic:
+def load_tokenizer(asked: TaskChoice) -> Tokenizer:
+    if asked.data.is_arithmetic:
         return arithmetic.TOKENIZER
-    skips = config.reward_skip_special_tokens
     tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model, weights=False),
-        Chat(config.data.system_prompt, config.data.template_variables),
-        skip_special_tokens=skips,
+        local_checkpoint(asked.model, weights=False),
+        Chat(asked.data.system_prompt, asked.data.template_variables),
+        skip_special_tokens=asked.skips_special_tokens,
     )
-    if config.rollout.stop_at_turn_end:
+    if asked.rollout.stop_at_turn_end:
         stop_at_turn_end(tokenizer)
     return tokenizer
 
 
-def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
-    """Loads the task that `config.data` names. Raises UserError if a file is unusable, with this
+def load_task(asked: TaskChoice, tokenizer: Tokenizer) -> Task:
+    """Loads the task that `asked.data` names. Raises UserError if a file is unusable, with this
     tokenizer or at all."""
-    if config.data.is_arithmetic:
-        return _arithmetic(config)
-    rewards = rewards_of(config, "math")
-    read = problem_reader(config, tokenizer, rewards)
-    is_split = config.eval.every > 0 and not config.eval.data
-    files = find_files("data", config.data.files)
+    if asked.data.is_arithmetic:
+        return _arithmetic(asked)
+    rewards = asked.rewards("math")
+    read = problem_reader(asked, tokenizer, rewards)
+    is_split = asked.eval.every > 0 and not asked.eval.data
+    files = find_files("data", asked.data.files)
     splits = read(files, heldout_share=HELDOUT_SHARE if is_split else 0.0)
-    _check_train(config, splits)
+    _check_train(splits, asked.rollout.prompts_per_step)
     sets, notes = {HELDOUT: splits} if is_split else {}, [note_of(tokenizer), str(splits)]
-    for name, found in read_sets("eval.data", config.eval.data, read).items():
+    for name, found in read_sets("eval.data", asked.eval.data, read).items():
         sets[name] = found
         notes.append(f"{found}{_overlap(splits.train, found.heldout)}")
     check_sets(sets, rewards, "use more data, or --eval.every 0")
     for prompt in splits.train:
         check_columns(rewards, prompt.columns, splits.train.name)
-    heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
+    heldout = [HeldoutSet.of(name, x.heldout, asked.eval.num_prompts) for name, x in sets.items()]
     prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
     return Task(
         tokenizer,
@@ -176,7 +168,7 @@ def note_of(tokenizer: Tokenizer | None) -> str:
 
 
 def problem_reader(
-    config: RunConfig,
+    asked: TaskChoice,
     tokenizer: Tokenizer,
     rewards: Sequence[str],
     option: str = "--rollout.max_prompt_length",
@@ -187,10 +179,10 @@ def problem_reader(
     return partial(
         load_problems,
         tokenizer=tokenizer,
-        seed=config.seed,
-        max_prompt_length=config.rollout.max_prompt_length,
-        schema=ProblemSchema(config.data.prompt_key, config.data.answer_key, is_compared),
-        bad_rows=config.data.bad_rows,
+        seed=asked.seed,
+        max_prompt_length=asked.rollout.max_prompt_length,
+        schema=ProblemSchema(asked.data.prompt_key, asked.data.answer_key, is_compared),
+        bad_rows=asked.data.bad_rows,
         option=option,
     )
 
@@ -220,11 +212,6 @@ def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice
             check_columns(rewards, prompt.columns, name)
 
 
-def rewards_of(config: RunConfig, own: str) -> list[str]:
-    """Returns the rewards that the options name, `auto` replaced by `own`."""
-    return [own if reward == "auto" else reward for reward in config.reward]
-
-
 def columns_of(prompts: Iterable[Prompt]) -> list[str]:
     return sorted({name for prompt in prompts for name in prompt.columns})
 
@@ -236,35 +223,42 @@ def _overlap(train: Problems, heldout: Problems) -> str:
     return f"; {count} of them are trained on as well" if count else ""
 
 
-def _check_train(config: RunConfig, splits: ProblemSplits) -> None:
+def _check_train(splits: ProblemSplits, prompts_per_step: int) -> None:
     if not len(splits.train):
         raise UserError(
             f"{splits.train.name} leaves nothing to train on ({splits}): expected some problems; "
             "raise --rollout.max_prompt_length or use more data."
         )
-    splits.train.draw(START, config.rollout.prompts_per_step)  # refuses a file with too few
+    splits.train.draw(START, prompts_per_step)  # refuses a file with too few
 
 
-def _arithmetic(config: RunConfig) -> Task:
-    train = arithmetic.problems(config.seed, "train")
-    shown = arithmetic.problems(config.seed + 1_000_003, "train")  # not the problems practised
-    longest = config.rollout.max_completion_length
+def _arithmetic(asked: TaskChoice) -> Task:
+    train = arithmetic.problems(asked.seed, "train")
+    shown = arithmetic.problems(asked.seed + 1_000_003, "train")  # not the problems practised
+    longest = asked.rollout.max_completion_length
 
     def demonstrations(step: int, size: int) -> list[Demonstration]:
-        rng = np.random.default_rng((config.seed, step))
+        rng = np.random.default_rng((asked.seed, step))
         # Cut like a response: nothing is compiled for longer rows.
         return [
             (prompt.tokens, arithmetic.demonstration(prompt, rng)[:longest])
             for prompt in shown.batch(step, size)
         ]
 
-    heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
-    rewards, columns = rewards_of(config, "exact"), columns_of(heldout)
+    heldout = arithmetic.problems(asked.seed, "heldout").first(asked.eval.num_prompts)
     sets = [HeldoutSet(HELDOUT, heldout)]
     note = ""
-    if config.train and not config.warm_start.steps:
+    if asked.learns and not asked.demonstrations:
         note = (
-            f"note: {config.model!r} begins with random weights and without a warm start: expect no reward; "
+            f"note: {asked.model!r} begins with random weights and without a warm start: expect no reward; "
             "add --preset demo, or --warm_start.steps"
         )
-    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns, note)
+    return Task(
+        arithmetic.TOKENIZER,
+        asked.rewards("exact"),
+        train,
+        sets,
+        demonstrations,
+        columns_of(heldout),
+        note,
+    )
