@@ -7,7 +7,7 @@ import pytest
 import replays
 from fakes import SPLITS, made_up_machine
 
-from pat_jax.profiling.capacity.limits import limits, shares
+from pat_jax.profiling.capacity.limits import limits
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
@@ -72,15 +72,6 @@ def test_sums_and_host_are_told_apart():
     slower = [a.mean_s - b.mean_s for a, b in zip(found.static, plain.static, strict=True)]
     host_s = [system.parts.host / 2 for system in found.static]
     assert slower == pytest.approx(host_s)
-
-
-def test_what_limits_it_is_what_takes_longest(found: Comparison):
-    told = limits(found, MACHINE)
-    parts = shares(found.adaptive.parts)
-    assert sum(parts.values()) == pytest.approx(1)
-    assert max(parts, key=lambda name: parts[name]) in told[0]
-    assert "150 steps" in told[1] and "dp1tp8" in told[1]
-    assert "Switches and moves between groups take" in told[2]
 
 
 def test_where_no_switch_pays_it_says_so():

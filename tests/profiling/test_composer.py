@@ -1,6 +1,5 @@
 """Whole steps and switches, where a rule says what must come out."""
 
-import math
 from dataclasses import replace
 
 import jax
@@ -14,7 +13,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
+from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.links import added, links_of, waiting_s
 from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.sources import kernels_for
@@ -92,9 +91,6 @@ def test_steps_read_what_rows_hold_where_the_engines_kernels_do(text: str):
     assert same[0] == same[1]
 
 
-DRAFTS = Drafts(num_draft_tokens=(1, 3, 7), longest=7, most_tokens=256)
-
-
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
 def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
     """So it takes longer than a step of its rows, and less time than one of as many rows as tokens."""
@@ -108,37 +104,6 @@ def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
                 < steps[1]
                 < composer.decode_step(split, rows * (1 + num_draft_tokens), 4096)
             )
-
-
-def test_what_is_done_token_by_token_is_done_for_drafts_too():
-    """With nothing in the caches but a token, a step is one of as many rows as it has tokens, but for
-    attention."""
-    kernels = kernels_for(Target.parse("h100:8"))
-    composer, split = Composer(kernels, LLAMA), Split(1, 8)
-    many, few = (kernels.decode_attention(n, 1, 4, 1) for n in (32, 8))
-    more = LLAMA.num_layers * (many - few) / 1e3
-    one = composer.decode_step(split, 32, 1) - more
-    assert composer.decode_step(split, 8, 1, 3) - DRAFTING_S == pytest.approx(one, rel=0.001)
-
-
-def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
-    splits = (Split(8, 1), Split(1, 8))
-    buckets = Buckets.build(splits, capacity=512, min_rows=4, min_length=512, max_length=2048)
-    composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
-    model = composer.latency_model(buckets, DRAFTS)
-    assert model.num_draft_tokens == DRAFTS.num_draft_tokens
-    assert set(model.verify_table) == {
-        (split, rows, length, num_draft_tokens)
-        for split in splits
-        for rows in buckets.rows[split]
-        for length in buckets.lengths
-        for num_draft_tokens in DRAFTS.of(rows)
-    }
-    plain = composer.latency_model(buckets)
-    assert 0 < plain.shift_round(splits[0]) < plain.shift_round(splits[1]) == math.inf
-    assert (plain.decode_table, plain.num_draft_tokens) == (model.decode_table, ())
-    for (split, rows, length, _), seconds in model.verify_table.items():
-        assert seconds > model.decode_table[split, rows, length]
 
 
 class TestGeneratedDrafts:
@@ -175,19 +140,3 @@ class TestGeneratedDrafts:
         one, two = (self.small.decode_step(Split(1, 1), rows, 1024) for rows in (4, 8))
         assert one < self.small.asked(*at) < two
         assert model.drafts_from == "a model of 4 layers, 1024 and 3072 wide, 32 and 8 heads of 128"
-
-    def test_steps_without_drafts_and_of_copied_ones_are_as_they_were(self):
-        copied = self.composer.latency_model(self.buckets, DRAFTS)
-        output = self.composer.latency_model(self.buckets, replace(DRAFTS, exit_layer=8))
-        assert output.decode_table == copied.decode_table
-        assert (copied.drafts_from, output.drafts_from) == ("texts", "the first 8 layers")
-        both = (
-            output.verify_table.keys() & copied.verify_table.keys()
-        )  # others have programs of one alone
-        assert {key[3] for key in both} == {1, 3}
-        for split, rows, length, num_draft_tokens in both:
-            passes = num_draft_tokens * self.composer.early_exit(split, rows, length, 8)
-            known, found = (
-                x.verify_table[split, rows, length, num_draft_tokens] for x in (copied, output)
-            )
-            assert found == pytest.approx(known + passes)

@@ -27,14 +27,3 @@ def test_the_built_in_ones_say_where_they_are_from():
 def test_rollouts_without_room_or_samples_have_their_own_text_alone():
     for drafts, samples in ((DRAFTS, 1), (replace(DRAFTS, texts=0), 8)):
         assert [x.name for x in DraftSources.built_in(drafts, samples).known] == [OWN]
-
-
-def test_of_drafts_that_a_model_says_the_acceptance_is_assumed_and_said():
-    found = DraftSources.generated("early_exit:9", 0.7)
-    (source,) = found.known
-    assert found.largest is source and source.acceptance.is_generated
-    # 1 + p + p² …
-    assert source.alone(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
-    told = " ".join(found.words(7))
-    assert "as assumed: each token with a probability of 0.7" in told
-    assert "(--draft_acceptance)" in told and "from early_exit:9" in told

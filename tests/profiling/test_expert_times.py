@@ -1,7 +1,6 @@
 """Models with experts, predicted: what a device stores, reads and sends, and what a switch moves."""
 
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.capacity.limits import of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
 from pat_jax.profiling.cross_compile.target_build import Order
@@ -97,24 +95,10 @@ def test_what_a_device_holds_is_an_eighth_of_the_experts_and_a_part_of_the_rest(
     assert [weights[split] / 1e9 for split in SPLITS] == pytest.approx(HELD[name], rel=0.011)
 
 
-def test_layers_of_two_kinds_are_counted_one_by_one():
-    order = order_of("tiny-moe", "h100:2")
-    assert needs_of(order).weights == by_arithmetic(order).alone.weights
-    leaves = jax.tree.leaves(Policy.from_config(MIXED).abstract(jnp.bfloat16))
-    assert num_weights(MIXED) == sum(leaf.size for leaf in leaves if leaf.ndim > 1)
-    assert composer_of("h100:2", MIXED).kinds() == {True: 2, False: 1}
-    assert composer_of("h100:2", MIXED).kinds(1) == {True: 1}
-
-
 def test_no_range_is_told_for_steps_with_experts():
     costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, Path("nowhere"), "nccl")
     assert costs.range is None
     assert [note for note in costs.notes if note.startswith("Each token chooses its experts")]
-
-
-def test_an_order_with_experts_survives_json():
-    order = order_of("tiny-moe", "h100:2")
-    assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
 
 
 def test_a_switch_moves_no_expert():
@@ -175,14 +159,6 @@ def test_experts_that_see_less_of_a_token_are_as_large_and_take_as_long(tokens: 
     assert matrix_weights(LATENT) - matrix_weights(SMALL) == shared
 
 
-def test_devices_that_share_no_experts_send_nothing():
-    """Three devices and 128 experts: each has all of them, and computes its own rows alone."""
-    composer = composer_of("h100:3")
-    assert composer.expert_split(Split(3, 1)) == ONE
-    assert composer.experts_ms(4, Split(3, 1)) == composer.experts_ms(4, ONE)
-    assert composer.decode_links_s(4, Split(3, 1)) == 0.0
-
-
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4", "v5p:2x2x2"])
 @given(rows=st.integers(1, 512), split=st.sampled_from(SPLITS))
 def test_a_step_is_never_faster_than_what_it_reads(text: str, rows: int, split: Split):
@@ -192,24 +168,6 @@ def test_a_step_is_never_faster_than_what_it_reads(text: str, rows: int, split: 
     rest = weight_bytes(SMALL) - 2 * SMALL.padded_vocab_size * SMALL.embed_dim
     least = (of_experts + rest / split.tp) / composer.kernels.chip.memory_bytes_s
     assert composer.decode_step(split, rows, 128) > least
-
-
-@pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
-def test_a_step_that_verifies_reads_the_experts_of_all_its_tokens(text: str):
-    """Five tokens of one row choose 35 experts, not 8; from 64 rows on all are read anyhow."""
-    composer = composer_of(text)
-    assert most_active(128, 1, 1 - (1 - 8 / 128) ** 5) == pytest.approx(35.3, abs=0.1)
-
-    def longer(rows: int) -> float:
-        plain = composer.decode_step(Split(1, 8), rows, 1024)
-        return composer.decode_step(Split(1, 8), rows, 1024, 4) / plain
-
-    dense = Composer(composer.kernels, replace(SMALL, experts=None))
-    plain = dense.decode_step(Split(1, 8), 1, 1024)
-    assert longer(1) > 1.1 * dense.decode_step(Split(1, 8), 1, 1024, 4) / plain
-    one, five = (composer.experts_ms(n, ONE) for n in (1, 5))
-    least = 2 * 27 * 3 * 768 * 2048 / composer.kernels.chip.memory_bytes_s
-    assert five - one > 1e3 * least
 
 
 def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
@@ -227,13 +185,6 @@ def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
     last = 2 * 2 * 8 * 6  # of two experts in two layers
     assert gradients.flops == 4 * forward.flops - 2 * 10 * last
     assert gradients.sent[3] == Collective("reduce-scatter", gathered / 4, 4)
-
-
-def test_what_brings_tokens_back_is_the_last_product_of_experts_that_see_less_of_them():
-    """Its result alone is not computed anew: it is added to what the next layer sees."""
-    work = UpdateWork(LATENT, dp=4, fsdp=4)
-    forward, gradients = work.scores(Rows(10, 33.0)), work.gradients(Rows(10, 33.0))
-    assert gradients.flops == 4 * forward.flops - 2 * 10 * 48 * 512 * 2048
 
 
 def test_a_divided_width_shares_what_one_row_reads():
@@ -297,20 +248,6 @@ def test_shards_of_a_model_with_experts_are_refused():
     profiler = ShardProfiler(SMALL, target, RolloutConfig(), device, jnp.bfloat16, 8)
     with pytest.raises(UserError, match=r"^option --shards is 'h100:8': the model has experts"):
         profiler.engines  # noqa: B018
-
-
-def test_a_plan_says_up_to_where_another_layout_is_faster():
-    wide, narrow = SPLITS[3], SPLITS[0]
-    step = {(narrow, 1): 8e-3, (wide, 1): 5e-3, (narrow, 2): 8e-3, (wide, 2): 7.9e-3}
-    told = of_experts(lambda split, n: step[split, n], (narrow, wide), (1, 2))
-    assert told.endswith(
-        "with 1 running a step takes 5 ms in dp1tp8 and 8 in dp8tp1; from 2 running on no layout is more "
-        "than 5.0 % faster than dp8tp1."
-    )
-    told = of_experts(lambda split, n: step[split, 2], (narrow, wide), (1, 2))
-    assert told.endswith("in no layout is a step more than 5.0 % faster than in dp8tp1.")
-    told = of_experts(lambda split, n: step[split, 1], (narrow, wide), (1, 2))
-    assert told.endswith("and with 2 dp1tp8 is the faster one still.")
 
 
 def test_a_step_is_priced_by_the_tokens_that_are_there():

@@ -35,18 +35,6 @@ def test_missing_data_is_said_in_one_sentence(tmp_path):
 
 
 @needs_data
-@pytest.mark.parametrize("target", MEASURED)
-def test_a_measured_gemm_is_what_was_measured(target: str):
-    kernels = measured_kernels(target)
-    exact = {size: kernels.gemm(size, 4096, 4096) for size in (1, 64, 65, 2048)}
-    assert exact[1] < exact[2048]
-    # Between two measured widths the time lies between theirs.
-    between = kernels.gemm(64, 5000, 4096)
-    low, high = sorted((kernels.gemm(64, 4096, 4096), kernels.gemm(64, 5120, 4096)))
-    assert low <= between <= high
-
-
-@needs_data
 def test_a_step_of_llama_on_h100_is_near_the_published_one():
     """SGLang, August 2024, batch 1 and 128 input tokens: 7.37 ms at TP1, 3.35 ms at TP8."""
     composer = Composer(measured_kernels("h100:8"), preset("llama-3.1-8b"))

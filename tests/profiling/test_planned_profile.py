@@ -7,7 +7,6 @@ import pytest
 from fakes import SPLITS, made_up_latency
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.picture_style import tp_colour
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
@@ -15,7 +14,6 @@ from pat_jax.profiling.capacity.costs import profiled
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order
-from pat_jax.profiling.measure.report import draw_profile
 from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
@@ -48,10 +46,3 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: st
     with pytest.raises(UserError, match="of something else") as caught:
         profiled(path, BUILD.order, BUILD.buckets, NO_DRAFTER)
     assert words in str(caught.value)
-
-
-def test_its_picture_has_the_colours_of_all_others():
-    steps = dict.fromkeys(SPLITS, 0.1)
-    latency = made_up_latency(steps, steps, reshard=1, migrate_per_token=1, max_rows=2)
-    plot = draw_profile(Profile(SUBJECT, latency, SUMS)).plots[0]
-    assert plot.colours == {str(split): tp_colour(split.tp) for split in SPLITS}

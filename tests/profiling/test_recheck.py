@@ -28,11 +28,6 @@ def test_one_odd_run_among_several_changes_nothing():
     assert changes(known, {**known, (DP2, 2): 30.0}) == {}
 
 
-def test_entries_that_did_not_run_again_follow_their_layout():
-    known = {(DP2, 1): 1.0, (DP2, 64): 2.0, (TP2, 1): 1.0}
-    assert rescaled(known, {(DP2, 1): 3.0}) == {(DP2, 1): 3.0, (DP2, 64): 6.0, (TP2, 1): 1.0}
-
-
 def test_a_switch_is_its_pair_of_layouts_in_that_order():
     known = {(DP2, TP2, "all"): 1.0, (TP2, DP2, "all"): 1.0}
     assert changes(known, {(DP2, TP2, "all"): 9.0}) == {(DP2, TP2): 9.0}

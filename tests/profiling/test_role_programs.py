@@ -71,11 +71,6 @@ def of_training(found: TargetBuild) -> list[CompileJob]:
     return [job for job in jobs_of(found) if job.record.name in ("predict", "grad", "apply")]
 
 
-def test_an_order_with_roles_is_the_same_in_another_process():
-    one = order((2, 4))
-    assert Order.from_json(json.loads(json.dumps(one.to_json()))) == one
-
-
 def test_each_role_has_programs_of_its_own_and_its_passes_are_whole():
     others = {name: replace(x, num_layers=7) for name, x in OTHERS.items()}
     asked = Target.parse("h100:8"), CONFIG, replace(POLICY, num_layers=9)

@@ -1,6 +1,5 @@
 """A profile of several devices from one: the same layouts, buckets and work as on all of them."""
 
-import json
 from dataclasses import replace
 
 import jax
@@ -13,7 +12,6 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.shard_profile import ShardProfiler, layouts_of, shard_of
 from pat_jax.profiling.predict.targets import Target
@@ -78,39 +76,6 @@ def test_every_program_that_the_target_would_time_has_a_time(profiler: ShardProf
     links = profiler.composer.decode_links_s(8, Split(1, 2))
     assert 0 < links < latency.decode_step(Split(1, 2), 8, 32)
     assert set(profiler.collectives()) == {("all-reduce", 2, 4**k) for k in range(6, 13)}
-
-
-@pytest.mark.slow  # profiles three times
-def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler: ShardProfiler):
-    """Stopped in the shard of the second layout: that of the first is left alone altogether."""
-    first, second = profiler.engines
-    stopped = replace(profiler, runs=1)
-
-    def stopping(*_: int) -> None:
-        if stopped.warmups[second].done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped.measure(stopping)
-    before = LatencyModel.from_json(json.loads(json.dumps(stopped.latency.to_json())))
-    ticks: list[tuple[int, int]] = []
-    resumed = replace(profiler, known=before)
-    after = resumed.measure(lambda done, total: ticks.append((done, total)))
-    for name in ("decode_table", "prefill_table"):
-        kept, whole = getattr(before, name), getattr(after, name)
-        assert kept and kept.items() <= whole.items()
-        measured = {
-            (split, *at) for split, x in resumed.warmups.items() for _, *at in x.timings.new[name]
-        }
-        assert measured == whole.keys() - kept.keys()
-        assert {split for split, *_ in measured} <= {second}
-    assert len(after.decode_table) > len(before.decode_table)
-    assert ticks[-1] == (resumed.warmups[second].total,) * 2
-    # With everything known nothing runs; with a pool of other pages calls of a prefill are others.
-    replace(profiler, known=after).measure(lambda *_: pytest.fail("ran"))
-    other = replace(profiler, known=replace(after, prefill_blocks=1)).warmups[first]
-    known = other.timings.known
-    assert known["decode_table"] and not known["prefill_table"]
 
 
 def test_a_model_without_a_shard_that_fits_is_refused():

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from pat_jax.common.chips import chips
 from pat_jax.models.presets import preset
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.links import added, links_of
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import ATTENTION, UpdateTimes
-from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork, Work
+from pat_jax.profiling.predict.update_work import Rows, UpdateWork, Work
 
 LLAMA = preset("llama-3.1-8b")
 TARGETS = ("h100:8", "a40:8", "v5e:2x4", "v6e:2x4")
@@ -47,40 +46,6 @@ def test_nothing_is_faster_than_the_chip(text: str, tokens: int, length: int, re
     assert spent.links >= 0
     more = UpdateWork(LLAMA, 8, 8, remat).gradients(Rows(tokens + 100, rows.pairs + 100))
     assert times.seconds(more, tokens + 100).total > spent.total
-
-
-def test_attention_takes_a_share_of_the_peak_and_at_least_its_bytes():
-    times = times_on("h100:8")
-    assert times.seconds(Work(attention_flops=0.35 * 9.89e14)).attention == pytest.approx(1.0)
-    moved = times.seconds(Work(num_bytes=1e12)).memory
-    assert times.seconds(Work(attention_bytes=1e12)).attention == moved > 0
-
-
-@pytest.mark.parametrize("text", ["h100:8", "h100:8x4", "v5e:2x4"])
-def test_collectives_take_what_the_links_say(text: str):
-    times, links = times_on(text), links_of(Target.parse(text), "nccl")
-    size = 1e8
-    for kind, seconds in (
-        ("all-reduce", links.all_reduce_s(8, size)),
-        ("all-gather", links.all_gather_s(8, size)),
-        ("reduce-scatter", links.all_gather_s(8, 8 * size)),
-        ("all-to-all", size / links.exchange_bytes_s(8)),
-        ("collective-permute", size / links.exchange_bytes_s(8)),
-    ):
-        assert times.sent_s(Collective(kind, size, 8)) == seconds > 0
-        assert times.sent_s(Collective(kind, size, 1)) == 0
-
-
-def test_a_gpu_waits_for_its_links_and_a_tpu_multiplies_meanwhile():
-    sent = (Collective("all-gather", 1e9, 8, count=3),)
-    for text in ("h100:8", "v5e:2x4"):
-        times = times_on(text)
-        work = replace(UpdateWork(LLAMA, 8, 8).scores(Rows(8192, 1e7)), sent=sent)
-        spent, links = times.seconds(work, 8192), 3 * times.sent_s(sent[0])
-        busy = spent.products + spent.attention + spent.memory
-        assert spent.links == added(times.composer.kernels.chip, links, busy)
-        assert (spent.links == links) == (text == "h100:8")
-    assert times_on("h100:8").seconds(Work(num_bytes=1.0)).links == 0
 
 
 @pytest.mark.parametrize(("text", "rate"), [("h100:8", 64e9), ("v5e:2x4", 15e9), ("a40:8", 32e9)])

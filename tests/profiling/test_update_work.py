@@ -58,18 +58,6 @@ def test_forward_and_backward_by_hand():
     assert len(work.sent) == 6
 
 
-def test_a_scalar_head_is_one_row_and_never_computed_anew():
-    scalar = replace(WORK, model=replace(TINY, head="scalar"))
-    scores, gradients = scalar.scores(ROWS), scalar.gradients(ROWS)
-    assert scores.flops == 2 * TOKENS * (2 * LAYER + 8)
-    assert scores.num_bytes == TOKENS * (2 * MOVED + 2 * 4)
-    assert scores.sent[1] == Collective("all-gather", 2 * 8, 4)
-    assert gradients.flops == 2 * TOKENS * (2 * (4 * LAYER - LAST) + 3 * 8)
-    added = 3 * 4 * (2 * LAYER + HEAD + 8) / 4  # the embedding is as large as ever
-    assert gradients.num_bytes == TOKENS * (4 * 2 * MOVED + 8 * 4) + added
-    assert gradients.sent[-1] == Collective("all-reduce", 4 * 8, 4)
-
-
 def test_the_optimizer_and_the_transfer_by_hand():
     """Gradients read twice and set to zero, parameters and state read and written."""
     work = apply_work(params=100, gradients=150, optimizer=200)
@@ -111,13 +99,6 @@ def test_a_frozen_policy_has_no_gradients():
     assert "reduce-scatter" not in {each.kind for each in lora.sent}
     forward = replace(WORK, adapter_weights=adapters).scores(ROWS).flops - WORK.scores(ROWS).flops
     assert forward == 2 * TOKENS * adapters
-
-
-def test_a_head_that_is_moved_for_each_chunk_of_tokens():
-    chunked = replace(WORK, logit_tokens=3)  # 10 tokens are four chunks
-    for name, each in (("scores", 6), ("gradients", 16)):
-        more = getattr(chunked, name)(ROWS).num_bytes - getattr(WORK, name)(ROWS).num_bytes
-        assert more == 4 * each * HEAD
 
 
 def test_groups_with_copies_send_each_other_nothing_in_a_pass():

@@ -68,13 +68,6 @@ def test_where_few_are_measured_a_first_run_of_a_second_counts():
     assert warmup.timings.new["decode_table"] == {(TP2, 0): 1.2} and len(machine.ran) == 1
 
 
-def test_of_several_one_may_need_fewer_runs():
-    machine, warmup = Machine([5.0, 9.0], [0.5, 0.6, 0.3]), warm_up()
-    warmup.timings.note(*machine.programs())
-    assert machine.ran == [0, 1, 0, 1, 1]
-    assert warmup.timings.new["decode_table"] == {(TP2, 0): 5.0, (TP2, 1): 0.3}
-
-
 @pytest.mark.parametrize(("recheck", "again"), [(False, {}), (True, {(TP2, 0): 0.4})])
 @pytest.mark.parametrize("first_s", [0.5, 3.0])
 def test_what_is_known_is_timed_where_it_is_to_be_checked(first_s, recheck, again):

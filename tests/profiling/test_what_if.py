@@ -8,11 +8,10 @@ from fakes import SPLITS, made_up_latency
 from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
-from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import WhatIf, machine_of, sums_of, unmeasured
 
 MODEL = preset("llama-3.1-8b")
-DP8, _, _, TP8 = SPLITS
+DP8, *_ = SPLITS
 LATENCY = made_up_latency(
     dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
     dict.fromkeys(SPLITS, 0.01),
@@ -50,21 +49,3 @@ def test_the_machine_has_the_buckets_that_are_needed():
     told = unmeasured(PROFILE, larger)
     assert "contexts beyond 128 tokens (up to 1,088)" in told
     assert "dp1tp8 beyond 16 rows a group (up to 64)" in told and "dp8tp1" not in told
-
-
-def test_memory_leaves_out_what_has_no_room():
-    """16 GB of weights: in dp8tp1 on every device, in dp1tp8 an eighth of them."""
-    machine = machine_of(PROFILE, replace(AS_IT_IS, device_memory_gib=10))
-    assert machine.has_pools and DP8 not in machine.splits and TP8 in machine.splits
-    assert machine.memory is not None
-    weights = machine.memory.weights[TP8] * 8 / 2**30
-    assert weights == pytest.approx(2 * 8.03e9 / 2**30, rel=0.01)
-    with pytest.raises(UserError, match="device_memory_gib is 1: no layout fits, dp1tp8 needs"):
-        machine_of(PROFILE, replace(AS_IT_IS, device_memory_gib=1))
-
-
-def test_a_question_says_what_is_other():
-    assert str(AS_IT_IS) == "16 responses, cap 96"
-    changed = replace(AS_IT_IS, responses=2048, host_us=20)
-    assert str(changed) == "2,048 responses, cap 96, host +20 us a sequence"
-    assert Split(8, 1) == DP8
