@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
+from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 
 from pat_jax import train
 from pat_jax.commands import train as body
@@ -168,10 +168,7 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
         ("--data.prompt_key q.x", ["--data.prompt_key is 'q.x'", "{data} has the columns"]),
         ('--data.chat_template_kwargs {{"a":1}}', ["{model}: the chat template has no", "'a'"]),
         ("--model tiny", ["--data is", "no Hugging Face checkpoint directory"]),
-        (
-            "--rollout.max_prompt_length 8",
-            ["expected some problems"],
-        ),
+        ("--rollout.max_prompt_length 8", ["expected some problems"]),
         (
             "--rollout.max_completion_length 393",
             ["is 120 + 393 = 513: expected at most the 512", "--rollout.max_completion_length 392"],
@@ -239,10 +236,3 @@ def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: I
     assert [str(split) for split in setup.layouts] == ["dp8tp1", "dp4tp2", "dp2tp4"]
     (reason,) = setup.dropped
     assert "dp1tp8 needs num_heads / num_kv_heads = 2 divisible by 4" in reason
-
-
-def test_the_command_itself_ends_with_code_2(inputs: Inputs):
-    cut_off(inputs)
-    output = run(*inputs.options, "--run_dir", str(inputs.run_dir), code=2)
-    assert output.startswith("error: ") and "truncated" in output and output.count("\n") == 1
-    assert not inputs.run_dir.exists()

@@ -85,19 +85,6 @@ def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, caps
     assert re.search(CAME, output)
 
 
-@pytest.mark.slow  # one more engine
-def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
-    measure = Warmup.measure
-
-    def dear(self: Warmup, load) -> LatencyModel:
-        found = measure(self, load)
-        return replace(found, verify_table=dict.fromkeys(found.verify_table, 1e3))
-
-    monkeypatch.setattr(Warmup, "measure", dear)
-    generated(*SUFFIX)
-    assert "no drafts were made: none was predicted to pay" in capsys.readouterr().err
-
-
 @pytest.mark.slow  # two more engines
 def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     generated, tmp_path, capsys, monkeypatch

@@ -23,10 +23,7 @@ OPTIONS = [
 @pytest.fixture(scope="module")
 def given_options(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("resumed")
-    model, data = (
-        write_checkpoint(folder / "model"),
-        write_problems(folder / "sums.jsonl", 50),
-    )
+    model, data = (write_checkpoint(folder / "model"), write_problems(folder / "sums.jsonl", 50))
     return [*OPTIONS, "--model", str(model), "--data", str(data)]
 
 
@@ -112,10 +109,7 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
         ("--resume", ["{}/out", "--resume, too", "add --reward later.py:right."]),
         ("--resume --reward_token_env A", ["add --reward later.py:right"]),
         ("", ["expected a new or empty folder; go on with the evaluation in it with --resume"]),
-        (
-            "--resume --out {}/none",
-            ["'{}/none': expected the folder of an evaluation"],
-        ),
+        ("--resume --out {}/none", ["'{}/none': expected the folder of an evaluation"]),
         ("--resume --out {}/done", ["'{}/done': expected an evaluation to go on with", "results"]),
     ],
 )

@@ -72,11 +72,3 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
 )
 def test_options_and_files(command, folder: Path, name: str, options: str, words: str):
     assert words in command(name, *options.format(folder=folder).split())
-
-
-def test_data_has_to_be_given(monkeypatch, refused, folder: Path, tmp_path: Path):
-    options = ["--model", str(folder / "model"), "--run_dir", str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", ["reward_model", *options])
-    monkeypatch.setattr(body, "configure", lambda count: jax.devices())
-    message = refused(lambda: run_command(reward_model.main))
-    assert "--data is not given: expected .json, .jsonl or .parquet files of preference" in message

@@ -4,26 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from pages import parsed, words_of
+from planned_updates import alone, config_of, made, seen_on_page, updating
 
 from pat_jax.commands import plan
-from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.resting import settled, with_rest
-from pat_jax.profiling.capacity.update import PlannedUpdate
-from pat_jax.profiling.capacity.update_report import Update
-from pat_jax.profiling.simulate.draw import Draw
-from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.training.trainer import REINFORCED
 
-ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
-ASKED += "--data nowhere --speculation.source none "
 FOUR = "--algorithm.name ppo --beta 0.05 --critic.model tiny --reward model:tiny "
 STAGES = (
     "scores of the reward model",
@@ -31,26 +21,6 @@ STAGES = (
     "critic, forward and backward",
     "critic, optimizer",
 )
-
-
-def config_of(options: str) -> PlanConfig:
-    return parse([*ASKED.split(), *options.split()], PlanConfig, prog="plan", presets=None)
-
-
-def report_of(options: str) -> PlanReport:
-    return planned(plan.question_of(config_of(options), "the command"), None)
-
-
-def updating(config: PlanConfig) -> PlannedUpdate:
-    return PlannedUpdate(plan.question_of(config, "").build, None, (), config.memory_options)
-
-
-def alone(options: str, model: str = "tiny") -> Update:
-    """Of one rollout, without its replay."""
-    config = replace(config_of(options), model=model)
-    updates, draw = updating(config), Draw(config.responses, config.max_completion_length)
-    workload = ResponseLengths.built_in("reasoning").draw(draw)
-    return updates.of([workload], next(iter(updates.built.layouts)))
 
 
 @pytest.fixture
@@ -62,7 +32,7 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def report() -> PlanReport:
-    return report_of(FOUR)
+    return made(FOUR)
 
 
 def test_every_stage_of_four_models_is_told(report: PlanReport):
@@ -72,7 +42,7 @@ def test_every_stage_of_four_models_is_told(report: PlanReport):
     assert all(seconds.total > 0 for _, seconds in update.others)
     own = update.scoring.total + update.gradients.total + update.apply.total
     assert update.update_s == pytest.approx(own + sum(x.total for _, x in update.others))
-    for text in (plan_text(report), words_of(parsed(page(report)))):
+    for text in (plan_text(report), seen_on_page(report)):
         assert all(words in text for words in (*STAGES, "reward model", "critic"))
         assert "Models between their stages" in text and "times as fast" in text
         assert "models that wait on the devices (--roles.rest device)" in text
@@ -108,7 +78,7 @@ def test_a_rollout_has_the_memory_of_the_models_that_wait_elsewhere(report: Plan
 def test_a_model_with_a_scalar_head_computes_no_logits():
     """A pass of the policy's shape without its head: less of everything, and more than nothing."""
     update = alone(FOUR + "--mini_batch_size 8", model="shallow")
-    larger = alone(f"{FOUR} --critic.model shallow --reward model:shallow", "shallow")
+    larger = alone(f"{FOUR} --critic.model shallow --reward model:shallow", model="shallow")
     seconds = dict(larger.others)
     one = larger.scoring.total / len(larger.scored)
     for name in ("scores of the reward model", "values of the critic"):
@@ -150,7 +120,7 @@ def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, o
 def test_a_critic_of_adapters_has_no_gradients_of_its_base():
     asked = "--algorithm.name ppo --critic.model shallow --mini_batch_size 8"
     whole, adapted = (
-        dict(alone(asked + more, "shallow").others) for more in ("", " --critic.lora.rank 8")
+        dict(alone(asked + more, model="shallow").others) for more in ("", " --critic.lora.rank 8")
     )
     passes, step = "critic, forward and backward", "critic, optimizer"
     assert 0.6 < adapted[passes].total / whole[passes].total < 0.9
@@ -161,10 +131,10 @@ def test_a_critic_of_adapters_has_no_gradients_of_its_base():
 @pytest.mark.parametrize("experts", ["gathered", "exchanged"])
 def test_the_form_of_updates_with_experts_is_for_the_policy_and_not_for_models_without(experts):
     critic = "--algorithm.name ppo --beta 0.1 --critic.model tiny --reward model:tiny"
-    names = [name for name, _ in alone(f"{critic} --experts {experts}", "tiny-moe").others]
+    names = [name for name, _ in alone(f"{critic} --experts {experts}", model="tiny-moe").others]
     assert names == list(STAGES)
     teacher = f"--algorithm.name distill --teacher.model tiny --experts {experts}"
-    (one,) = alone(teacher, "tiny-moe").others
+    (one,) = alone(teacher, model="tiny-moe").others
     assert one[0] == "log-probabilities of the teacher"
 
 
@@ -234,32 +204,11 @@ def test_models_rest_where_the_kv_cache_lacks_room():
         assert settled(tight).config.roles.rest == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--critic.model tiny", "expected nothing with --algorithm.name grpo, which has no critic"),
-        ("--critic.lora.rank 4", "expected 0 with --algorithm.name grpo, which has no critic"),
-        ("--reward length", "expected model: and the name of a reward model"),
-        ("--reward model:", "expected model: and the name of a reward model"),
-        ("--train false --algorithm.name ppo", "expected grpo with --train false"),
-        ("--train false --roles.rest host", "expected auto with --train false"),
-        ("--train false --teacher.model tiny", "expected nothing with --train false"),
-        ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
-        ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
-        ("--teacher.top_k 8", "expected 0 without a teacher"),
-    ],
-)
-def test_options_that_cannot_be(options: str, words: str):
-    with pytest.raises(UserError) as caught:
-        config_of(options)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
 @pytest.mark.slow
 def test_four_h100_gain_from_models_in_the_host_s_memory():
     """PPO of four 8B models, 2,048 responses of up to 16K tokens."""
     asked = "--model qwen3-8b --target h100:4 --responses 2048 --max_completion_length 16384 "
     asked += "--critic.model qwen3-8b --reward model:qwen3-8b"
-    report = report_of(FOUR + asked)
+    report = made(FOUR + asked)
     assert report.resting is not None and report.resting.chosen == "host"
     assert (report.resting.gain or 0) >= 1.3

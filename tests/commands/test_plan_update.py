@@ -1,49 +1,21 @@
 """What a plan says of the update: text, JSON and page; by arithmetic, and by a compiler that is made up."""
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
-from pages import parsed, words_of
+from planned_updates import alone, config_of, made, seen_on_page
 
-from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
-from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.simulate.draw import Draw
-from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 GIB = 2**30
-ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
-ASKED += "--data nowhere --speculation.source none"
 FIRST, LAST = Split(8, 1), Split(1, 8)
 SHAPE = {"rows": 8, "length": 4096}
-
-
-def config_of(options: str) -> PlanConfig:
-    return parse([*ASKED.split(), *options.split()], PlanConfig, prog="plan", presets=None)
-
-
-def made(options: str = "", programs: Sequence[CompiledProgram] = ()) -> PlanReport:
-    return _made(options, tuple(programs))
-
-
-@cache
-def _made(options: str, programs: tuple[CompiledProgram, ...]) -> PlanReport:
-    whole = Compilation(programs, {"jaxlib": "0"})
-    question = plan.question_of(config_of(options), "the command")
-    return planned(question, whole if programs else None)
 
 
 def update_of(report: PlanReport) -> Update:
@@ -51,30 +23,8 @@ def update_of(report: PlanReport) -> Update:
     return report.update
 
 
-def alone(
-    options: str = "", programs: Sequence[CompiledProgram] = (), model: str = "tiny"
-) -> Update:
-    """Of one rollout, without its replay."""
-    return _alone(options, tuple(programs), model)
-
-
-@cache
-def _alone(options: str, programs: tuple[CompiledProgram, ...], model: str) -> Update:
-    config = replace(config_of(options), model=model)
-    build = plan.question_of(config, "").build
-    draw = Draw(config.responses, config.max_completion_length)
-    workload = ResponseLengths.built_in("reasoning").draw(draw)
-    return PlannedUpdate(build, None, programs, config.memory_options).of(
-        [workload], next(iter(build.layouts))
-    )
-
-
 def program(name: str, **fields: object) -> CompiledProgram:
     return CompiledProgram(name, FIRST, layers=2, compiled_layers=(2,), **fields)  # pyright: ignore[reportArgumentType]
-
-
-def seen_on_page(report: PlanReport) -> str:
-    return words_of(parsed(page(report)))
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +96,14 @@ def test_the_experts_of_a_layer_lie_together_and_so_do_their_gradients():
 
 def test_what_was_compiled_counts_in_memory_and_times_are_arithmetic():
     grad = program("grad", **SHAPE, temp_bytes=20 * GIB, output_bytes=5, alias_bytes=4)
-    compiled, by_hand = alone(programs=[grad, program("apply", temp_bytes=GIB)]), alone()
+    compiled, by_hand = (alone(programs=(grad, program("apply", temp_bytes=GIB))), alone())
     assert not compiled.memory.is_least and compiled.memory.temporaries == 20 * GIB + 1
     assert replace(compiled, memory=by_hand.memory) == by_hand
 
 
 def test_a_refused_program_is_left_to_arithmetic():
     refused = program("grad", **SHAPE, error="too large", temp_bytes=GIB)
-    assert alone(programs=[refused]) == alone()
+    assert alone(programs=(refused,)) == alone()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +117,7 @@ def test_a_refused_program_is_left_to_arithmetic():
 def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
     size = 20 if gib < 21 else 18
     grad = program("grad", **SHAPE, temp_bytes=size * GIB)
-    report = made(f"--device_memory_gib {gib} --remat dots --tokens_per_micro_batch 65536", [grad])
+    report = made(f"--device_memory_gib {gib} --remat dots --tokens_per_micro_batch 65536", (grad,))
     output = [line for line in report.warnings if "the update" in line]
     if not words:
         assert output == [] and "it fits." in plan_text(report)
@@ -217,23 +167,11 @@ def test_what_the_optimizer_keeps_by_hand(options: str, weight: int, moments: in
 def test_moments_are_on_the_device_in_the_optimizer_s_step():
     """Which is the largest program where it has more than gradients have."""
     grad, apply = program("grad", **SHAPE, temp_bytes=GIB), program("apply", temp_bytes=2 * GIB)
-    memory = alone("--optimizer.offload true", [grad, apply]).memory
+    memory = alone("--optimizer.offload true", (grad, apply)).memory
     assert memory.stage == "the optimizer's step" and memory.temporaries == 2 * GIB
     assert memory.optimizer == pytest.approx(8 * NUMBERS, abs=64)
-    memory = alone("--optimizer.offload true", [grad]).memory
+    memory = alone("--optimizer.offload true", (grad,)).memory
     assert memory.optimizer < 64 and memory.temporaries == GIB
-
-
-def test_moments_that_travel_are_told():
-    report, usual = made("--optimizer.offload true"), made()
-    output = "GiB of moments rest in the host"
-    assert output in plan_text(report) and output in seen_on_page(report)
-    assert any("published rate" in note for note in report.notes)
-    assert output not in plan_text(usual)
-    with_host, without = (
-        re.findall(r"seconds  products .*", plan_text(x)) for x in (report, usual)
-    )
-    assert with_host[0].split() == [*without[0].split(), "host"]
 
 
 def test_weights_go_where_the_rollout_begins_and_nowhere_else():
@@ -242,7 +180,7 @@ def test_weights_go_where_the_rollout_begins_and_nowhere_else():
         program("transfer", target=split, temp_bytes=size * GIB)
         for split, size in ((LAST, 50), (FIRST, 10))
     )
-    memory = alone(programs=[large, small]).memory
+    memory = alone(programs=(large, small)).memory
     assert memory.stage == "the transfer to dp8tp1" and memory.temporaries == 10 * GIB
     assert memory.gradients == 0 and memory.shortage == ""
 
@@ -264,15 +202,19 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
         ("--train false --optimizer.offload true", "is True: expected false with --train false"),
         ("--train false --optimizer.weight_dtype bfloat16", "expected float32 with --train false"),
         ("--beta -1", "option --beta is -1"),
+        ("--critic.model tiny", "expected nothing with --algorithm.name grpo, which has no critic"),
+        ("--critic.lora.rank 4", "expected 0 with --algorithm.name grpo, which has no critic"),
+        ("--reward length", "expected model: and the name of a reward model"),
+        ("--reward model:", "expected model: and the name of a reward model"),
+        ("--train false --algorithm.name ppo", "expected grpo with --train false"),
+        ("--train false --roles.rest host", "expected auto with --train false"),
+        ("--train false --teacher.model tiny", "expected nothing with --train false"),
+        ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
+        ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
+        ("--teacher.top_k 8", "expected 0 without a teacher"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):
     with pytest.raises(UserError) as caught:
         config_of(options)
     assert words in str(caught.value)
-
-
-def test_float32_says_that_its_products_are_priced_too_fast():
-    (wide,) = (line for line in made("--compute_dtype float32").notes if "float32 numbers" in line)
-    assert "too fast" in wide
-    assert not [line for line in made().notes if "float32 numbers" in line]

@@ -76,23 +76,6 @@ def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
         assert layout.drafts > cache + weights
 
 
-@pytest.mark.slow  # a plan of 8B; `test_draft_memory.py` has the sentence
-def test_layouts_that_a_draft_model_leaves_no_room_say_so():
-    asked = ["--model", "qwen3-8b", "--target", "h100:8", "--responses", "128", "--data", "nowhere"]
-    asked += ["--rollouts", "1", "--lengths", "short", "--train", "false"]
-    many = "--speculation.cache_tokens", "1000000"
-    layouts = report_of("model:qwen3-0.6b", *many, asked=asked).memory.layouts
-    assert not layouts[0].refusal and layouts[-1].drafts > 100 * 2**30
-    assert "drafts (" in layouts[-1].refusal
-    assert "of a draft model, --speculation.cache_tokens" in layouts[-1].refusal
-    fewer = report_of("model:qwen3-0.6b", asked=asked)
-    assert not any(layout.refusal for layout in fewer.memory.layouts)
-    asked[asked.index("128")] = "1024"
-    words = r"draft model \d+\), .*; --speculation.cache_tokens 32768, "
-    with pytest.raises(UserError, match=words):
-        report_of("model:qwen3-0.6b", *many, asked=asked)
-
-
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [

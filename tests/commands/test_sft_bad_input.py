@@ -55,60 +55,58 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "row",
     [
         (
             "--model nowhere",
-            ["--model is 'nowhere'", "a Hugging Face checkpoint directory", "tiny-moe"],
+            "--model is 'nowhere'",
+            "a Hugging Face checkpoint directory",
+            "tiny-moe",
         ),
-        ("--data nowhere*.json", ["--data is 'nowhere*.json': no such file or folder; give .json"]),
-        (
-            "--data {folder}/empty",
-            ["names the folder {folder}/empty, which has no files: expected"],
-        ),
+        ("--data nowhere*.json", "--data is 'nowhere*.json': no such file or folder; give .json"),
+        ("--data {folder}/empty", "names the folder {folder}/empty, which has no files: expected"),
         (
             "--data {folder}/model/model.safetensors",
-            ["model.safetensors is not UTF-8 text (byte 0x", "at offset"],
+            "model.safetensors is not UTF-8 text (byte 0x",
+            "at offset",
         ),
         (
             "--data {folder}/blank.txt",
-            ["texts: 0 with 0 tokens; rows of 64: none; left out: 1 blank"],
+            "texts: 0 with 0 tokens; rows of 64: none; left out: 1 blank",
         ),
         (
             "--data {folder}/a.txt --eval.share 0.0001",
-            ["nothing to evaluate (texts: 1 with 10 tokens; rows of 64: 1 to"],
+            "nothing to evaluate (texts: 1 with 10 tokens; rows of 64: 1 to",
         ),
         (
             "--data {folder}/a.txt {folder}/examples.jsonl",
-            ["a.txt, is plain text, but {folder}/exam"],
+            "a.txt, is plain text, but {folder}/exam",
         ),
-        ("--data {folder}/a.txt --data.text_key words", ["--data.text_key names a column, but"]),
-        (
-            "--data {folder}/a.txt --model tiny --lora.rank 4 --lora.export adapter",
-            ["--lora.export"],
-        ),
-        ("--model {folder}/small/model", ["has no tokenizer files", "128: expected", "257 to 512"]),
-        ("--data {folder}/problems.jsonl", ["question, answer: expected prompt and completion"]),
-        ("--data {folder}/problems.jsonl --data.prompt_key question", ["--data.completion_key"]),
-        ("--data {folder}/broken.jsonl", ["{folder}/broken.jsonl, line 2", "broken JSON"]),
-        ("--data.text_key words", ["--data.text_key is 'words'", "columns prompt, completion"]),
-        ("--max_length 513", ["--max_length is 513", "at most the 512 tokens", "--max_length 512"]),
-        ("--max_length 1", ["--max_length is 1", "an integer from 2"]),
-        ("--max_length 8", ["nothing to learn from", "40 longer than 8 tokens (--max_length "]),
-        ("--epochs 0", ["--epochs is 0.0", "a number above 0"]),
-        ("--eval.share 1", ["--eval.share is 1.0", "a number in (0, 1)"]),
-        ("--eval.share 0.0001", ["nothing to evaluate (examples: 40 to learn", "--eval.every 0"]),
-        ("--eval.data nowhere.json", ["--eval.data is 'nowhere.json': no such file or folder"]),
-        ("--eval.data {folder}/examples.jsonl --eval.every 0", ["data is", "never evaluates"]),
-        ("--optimizer.warmup_steps 9 --epochs 2", ["at most the 4 optimizer steps of the run"]),
-        ("--warm_start.steps 3", ["--warm_start.steps"]),
-        ("--data.chat_template_kwargs {{", ["chat_template_kwargs is '{{'", "a JSON object"]),
-        ("--resume", ["--run_dir is", "expected the folder of a run to resume"]),
-        ("--checkpoint.export_dir {folder}/model", ["the directory is not empty"]),
-        ("--device_memory_gib 0.0001", ["the update needs more than", "use more devices"]),
+        ("--data {folder}/a.txt --data.text_key words", "--data.text_key names a column, but"),
+        ("--data {folder}/a.txt --model tiny --lora.rank 4 --lora.export adapter", "--lora.export"),
+        ("--model {folder}/small/model", "has no tokenizer files", "128: expected", "257 to 512"),
+        ("--data {folder}/problems.jsonl", "question, answer: expected prompt and completion"),
+        ("--data {folder}/problems.jsonl --data.prompt_key question", "--data.completion_key"),
+        ("--data {folder}/broken.jsonl", "{folder}/broken.jsonl, line 2", "broken JSON"),
+        ("--data.text_key words", "--data.text_key is 'words'", "columns prompt, completion"),
+        ("--max_length 513", "--max_length is 513", "at most the 512 tokens", "--max_length 512"),
+        ("--max_length 1", "--max_length is 1", "an integer from 2"),
+        ("--max_length 8", "nothing to learn from", "40 longer than 8 tokens (--max_length "),
+        ("--epochs 0", "--epochs is 0.0", "a number above 0"),
+        ("--eval.share 1", "--eval.share is 1.0", "a number in (0, 1)"),
+        ("--eval.share 0.0001", "nothing to evaluate (examples: 40 to learn", "--eval.every 0"),
+        ("--eval.data nowhere.json", "--eval.data is 'nowhere.json': no such file or folder"),
+        ("--eval.data {folder}/examples.jsonl --eval.every 0", "data is", "never evaluates"),
+        ("--optimizer.warmup_steps 9 --epochs 2", "at most the 4 optimizer steps of the run"),
+        ("--warm_start.steps 3", "--warm_start.steps"),
+        ("--data.chat_template_kwargs {{", "chat_template_kwargs is '{{'", "a JSON object"),
+        ("--resume", "--run_dir is", "expected the folder of a run to resume"),
+        ("--checkpoint.export_dir {folder}/model", "the directory is not empty"),
+        ("--device_memory_gib 0.0001", "the update needs more than", "use more devices"),
     ],
 )
-def test_options_and_files(command, folder: Path, options: str, words: list[str]):
+def test_options_and_files(command, folder: Path, row: tuple[str, ...]):
+    options, *words = row
     message = command(*options.format(folder=folder).split())
     for word in words:
         assert word.format(folder=folder) in message

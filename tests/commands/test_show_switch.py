@@ -71,16 +71,6 @@ def test_a_signal_ends_it_and_says_that_the_run_is_complete(monkeypatch, capsys)
     assert "(stopped by SIGINT); the run is complete" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "run",
-    [a_run(first=2), a_run(setup=SimpleNamespace(layouts={"dp1tp1": None}))],
-)
-def test_of_one_layout_or_no_new_step_nothing_is_shown(monkeypatch, caplog, run: Any):
-    monkeypatch.setattr(show_switch, "same_rollout", lambda run: pytest.fail("it is made"))
-    show_switch.show_switch(run)
-    assert not caplog.messages
-
-
 @pytest.mark.slow
 def test_a_run_that_shows_a_switch_learns_and_saves_the_same(tmp_path: Path):
     """Weights, metrics and what a resumed run begins with: to the bit."""

@@ -180,10 +180,6 @@ class TestDrafts:
             assert drafts["mean_s"] == siblings["mean_s"] < own["mean_s"] < plain["mean_s"]
         assert "built in" in found["drafts"][0]
 
-    def test_not_where_none_are_wanted(self, command, drafting: Path):
-        printed = command("--profile", str(drafting), "--speculation.source", "none", *self.asked)
-        assert "draft" not in printed
-
     def test_a_profile_without_them_says_so(self, command, profile: Path, capsys):
         printed = command("--profile", str(profile), *self.asked)
         assert "The profile has no steps that verify drafts: none are made." in printed
