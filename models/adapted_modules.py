@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import jax
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
+from pat_jax.models.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 
 # PEFT's name for all linear layers but the output head; in a model with experts only attention's.

@@ -12,7 +12,7 @@ from compilations import counted_in_iterations
 from jax.experimental.multihost_utils import process_allgather
 from runs import TINY, run_to_end
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Loop

@@ -139,9 +139,7 @@ def test_no_modules_import_one_another_in_a_circle():
     TopologicalSorter(import_graph()).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize(
-    "folder", ["pat_jax.run.", "pat_jax.run.logging.", "pat_jax.planning.", "pat_jax.profiling."]
-)
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_the_folders_in_a_folder_do_not_import_one_another_in_a_circle(folder: str):
     """Each counts with all that is in it; a file beside them counts as itself."""
 

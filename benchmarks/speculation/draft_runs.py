@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.speculation.draft_counting import Steps
-from pat_jax.engine.device.draft.ngram import CONTEXT
+from pat_jax.engine.device.ngram import CONTEXT
 from pat_jax.planning.draft_counts import (
     BRANCHES,
     DRAFTS,
@@ -19,7 +19,7 @@ from pat_jax.profiling.simulate.draft_sources import SURE
 
 
 class _Runs(NamedTuple):
-    """What the engine knows about each step (`engine/device/draft/token_batch.py`), in the order of
+    """What the engine knows about each step (`engine/device/token_batch.py`), in the order of
     rows and their steps."""
 
     accepted: np.ndarray

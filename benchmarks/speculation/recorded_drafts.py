@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.speculation.draft_acceptance import BURST, ROOM, groups_of, recorded_responses
 from benchmarks.speculation.draft_counting import Group, Record, Rules, verify
 from benchmarks.speculation.draft_runs import acceptance_in
-from pat_jax.engine.device.draft.ngram import CONTEXT
+from pat_jax.engine.device.ngram import CONTEXT
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.profiling.simulate.machine import Workload
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.speculation import draft_counting
 from benchmarks.speculation.draft_counting import Group, Record, Rules, Steps, verify
-from pat_jax.engine.device.draft.ngram import CONTEXT as ENGINE_CONTEXT
-from pat_jax.engine.device.draft.ngram import find
+from pat_jax.engine.device.ngram import CONTEXT as ENGINE_CONTEXT
+from pat_jax.engine.device.ngram import find
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import texts as engine_texts
 

@@ -6,7 +6,7 @@
 The grid of `speculation_replay`, and its two truths. There a sequence gets in each step what is expected of
 one of eight classes of recorded responses, which narrows their spread. Here it goes through one recorded
 response: at each of its tokens a step finds the match that the engine would find there, verifies as many
-draft tokens as the planner's belief and the step's room allow (`engine/device/draft/token_batch.py`), and
+draft tokens as the planner's belief and the step's room allow (`engine/device/token_batch.py`), and
 goes on by those that the record has, and one more. The longest response is that of the longest sequence, and
 so on; a text that is shorter than its sequence begins again. Texts of siblings are as they were at most 64
 tokens ago. Nothing ran on a GPU: steps are composed from kernel times.
@@ -29,7 +29,7 @@ from benchmarks.speculation import draft_counting
 from benchmarks.speculation.draft_acceptance import BURST, ROOM
 from benchmarks.speculation.recorded_drafts import SETS, drawn, groups_named
 from benchmarks.speculation.speculation_cells import DRAFTS, Cell, grid, replay_options
-from pat_jax.engine.device.draft.ngram import CONTEXT
+from pat_jax.engine.device.ngram import CONTEXT
 from pat_jax.engine.executor import Burst
 from pat_jax.planning.draft_counts import (
     BRANCHES,

@@ -18,7 +18,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config
 from pat_jax.models.checkpoints.hf_families import OF_SEQUENCES, OF_TOKENS
 from pat_jax.models.checkpoints.hf_files import NO_HEAD, CheckpointFiles, find_tensors, told, unused
-from pat_jax.models.checkpoints.hf_tensors import (
+from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor
+from pat_jax.models.config import Head, ModelConfig
+from pat_jax.models.hf_tensors import (
     EMBEDDING,
     LM_HEAD,
     SCORE,
@@ -26,8 +28,6 @@ from pat_jax.models.checkpoints.hf_tensors import (
     HFTensor,
     hf_tensors,
 )
-from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor
-from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 

@@ -14,7 +14,6 @@ import numpy as np
 from pat_jax.common.errors import UserError, shown
 from pat_jax.models.adapted_modules import is_of_experts, linear_modules
 from pat_jax.models.checkpoints.hf_export import appearing_at_once, check_export, write_json
-from pat_jax.models.checkpoints.hf_tensors import usual_names
 from pat_jax.models.checkpoints.peft_config import (
     ADAPTER_CONFIG,
     GATE_UP,
@@ -46,6 +45,7 @@ from pat_jax.models.checkpoints.safetensors_file import (
     read_header,
     write_file,
 )
+from pat_jax.models.hf_tensors import usual_names
 from pat_jax.models.lora import Adapter, Adapters, Lora
 from pat_jax.models.policy import Policy
 

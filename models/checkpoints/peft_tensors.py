@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.models.adapted_modules import is_stack
-from pat_jax.models.checkpoints.hf_tensors import SCALAR_HEAD, SCORE
+from pat_jax.models.hf_tensors import SCALAR_HEAD, SCORE
 from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice

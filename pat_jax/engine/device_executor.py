@@ -13,8 +13,8 @@ import numpy as np
 
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.draft.drafter import Rollout
-from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Burst, Executor, Relocation

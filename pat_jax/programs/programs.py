@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.owners import is_absent
 from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.planning.types import Split
 

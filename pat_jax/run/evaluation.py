@@ -15,9 +15,9 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.evaluation import Evaluated, describe_evaluation
-from pat_jax.rl.rewards.final_answer import final_answer
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
+from pat_jax.rl.text.final_answer import final_answer
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress

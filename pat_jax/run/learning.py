@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.hosts.owners import known_to_all
+from pat_jax.common.owners import known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig

@@ -7,7 +7,7 @@ Then all tell each other what they have found. Does not know what the columns ar
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.types import Rollout

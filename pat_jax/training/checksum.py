@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.models.policy import Params, Policy
 from pat_jax.programs.programs import Key, ProgramTable
 

@@ -15,8 +15,7 @@ from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import PREDICTED
 from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.rl.algorithm.top_k_distillation import TopTokens
-from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch, with_no_routes
+from pat_jax.rl.batches.train_batch import MicroBatch, TopTokens, TrainBatch, with_no_routes
 from pat_jax.training.passes import abstract_micro
 from pat_jax.training.trainable_params import TrainableParams
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from pat_jax.common.devices import in_host_memory
-from pat_jax.common.hosts.owners import have_all, is_absent, owners
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.owners import have_all, is_absent, owners
 from pat_jax.common.pytree import on_host, without_shards
 
 

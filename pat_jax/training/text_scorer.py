@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.batches.packing import Shape, fills

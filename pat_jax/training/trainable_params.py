@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.common.hosts.owners import is_absent
+from pat_jax.common.owners import is_absent
 from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.layout.fsdp_groups import FsdpGroups
 from pat_jax.layout.layout import Layout

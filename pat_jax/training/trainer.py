@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable

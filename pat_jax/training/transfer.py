@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from pat_jax.common.hosts.owners import is_absent, known_to_all
+from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine

@@ -90,7 +90,7 @@ class ShardProfiler:
             )
         layouts = layouts_of(self.target, self.model)
         engines = {split: self._engine(split) for split in layouts}
-        needs = {a: engine_memory(x, self.config).held(ALONE) for a, x in engines.items()}
+        needs = {a: engine_memory(x.specs, self.config).held(ALONE) for a, x in engines.items()}
         usable = USABLE * memory_limit(self.config, [self.device])
         for split, need in needs.items():
             if need > usable:

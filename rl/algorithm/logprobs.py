@@ -11,17 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pat_jax.rl.algorithm.top_k_distillation import TopTokens, top_k_reverse_kl, top_tokens
+from pat_jax.rl.algorithm.top_k_distillation import top_k_reverse_kl, top_tokens
+from pat_jax.rl.batches.train_batch import TopTokens
 
 Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
 
 # Its exp is exactly 0 in float32. Unlike -inf, it gives 0 and not NaN when multiplied by that 0.
 _MASKED_LOGIT = -1e30
-
-
-def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-    """Returns what each position predicts: the tokens moved left by one, 0 in the last column."""
-    return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
 
 
 def token_logprobs(

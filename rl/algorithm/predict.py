@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs, top_token_logprobs
+from pat_jax.rl.algorithm.logprobs import token_logprobs, top_token_logprobs
 from pat_jax.rl.algorithm.losses import (
     ENTROPY,
     LOGPROBS,
@@ -20,8 +20,7 @@ from pat_jax.rl.algorithm.losses import (
     Columns,
     PerToken,
 )
-from pat_jax.rl.algorithm.top_k_distillation import TopTokens
-from pat_jax.rl.batches.train_batch import MicroBatch
+from pat_jax.rl.batches.train_batch import MicroBatch, TopTokens, next_tokens
 
 Params = Any  # a pytree of float32 or bfloat16 arrays
 

@@ -10,27 +10,16 @@ policy that moves its probability to other tokens lowers the loss.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.kl import log_ratio
+from pat_jax.rl.batches.train_batch import TopTokens
 
-AnyArray = Any  # a NumPy array while it waits, a JAX array inside a program
 _BLOCKS = 128  # at most, of the vocabulary; a power of 2, as the number of its shards mostly is
 _LEAST = 1e-30  # a smaller probability of all other tokens has this logarithm
-
-
-@pytree_dataclass
-class TopTokens:
-    """The k likeliest tokens of a model at each position."""
-
-    ids: Int[AnyArray, "*position k"]
-    logprobs: Float[AnyArray, "*position k"]  # nats, of the whole vocabulary's distribution
-    tail: Float[AnyArray, "*position"]  # log-probability of all other tokens together
 
 
 def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
+from pat_jax.rl.batches.aggregation import Aggregation, token_weights
 from pat_jax.rl.batches.packing import Prefix, Shape, Spot, pack_rows
 from pat_jax.rl.batches.train_batch import (
     COLUMNS,

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import pytree_dataclass
-from pat_jax.rl.algorithm.logprobs import next_tokens
-from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.packing import Shape
 
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
@@ -28,6 +27,15 @@ COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
 # With the aggregation "constant": 1 / (sum of the mini-batch's weights), which is 1 with the others.
 SCALE = "weight_scale"
+
+
+@pytree_dataclass
+class TopTokens:
+    """The k likeliest tokens of a model at each position."""
+
+    ids: Int[AnyArray, "*position k"]
+    logprobs: Float[AnyArray, "*position k"]  # nats, of the whole vocabulary's distribution
+    tail: Float[AnyArray, "*position"]  # log-probability of all other tokens together
 
 
 @pytree_dataclass
@@ -102,6 +110,11 @@ class Place(NamedTuple):
     row: int
     targets: slice  # positions in the row
     shared: int  # number of its prompt's tokens that an earlier response has put into the row
+
+
+def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
+    """Returns what each position predicts: the tokens moved left by one, 0 in the last column."""
+    return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
 
 
 def abstract_micro_batch(

@@ -30,8 +30,8 @@ from pat_jax.rl.data.prompt_columns import (
 from pat_jax.rl.data.row_files import NOTHING, Record
 from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.data.rows import Row, Schema, has_columns
-from pat_jax.rl.rewards.final_answer import final_answer
-from pat_jax.rl.rewards.math_notation import without_grouping
+from pat_jax.rl.text.final_answer import final_answer
+from pat_jax.rl.text.math_notation import without_grouping
 from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText, flatten_messages
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason
-from pat_jax.rl.rewards.final_answer import final_answer, last_box
 from pat_jax.rl.rewards.math_value import same_value
+from pat_jax.rl.text.final_answer import final_answer, last_box
 
 RewardFunction = Callable[..., Sequence[float]]
 Column = TypeVar("Column")

@@ -5,7 +5,7 @@ Knows names of units. Does not convert: `500 cm` is not `5 m`.
 
 import re
 
-from pat_jax.rl.rewards.math_notation import DEGREES, TEXT
+from pat_jax.rl.text.math_notation import DEGREES, TEXT
 
 # The name of each unit, and other ways to write it.
 _UNITS = """\

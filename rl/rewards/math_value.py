@@ -14,8 +14,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from pat_jax.rl.rewards.math_notation import TEXT, plain, split_family, stated
 from pat_jax.rl.rewards.math_units import is_other_unit, is_percentage, split_attached, split_unit
+from pat_jax.rl.text.math_notation import TEXT, plain, split_family, stated
 
 # Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(

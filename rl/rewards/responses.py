@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
-from pat_jax.rl.rewards.final_answer import opens_thought
+from pat_jax.rl.text.final_answer import opens_thought
 from pat_jax.rl.text.tokenizer import Tokenizer
 
 _THINK_TOKENS = 16  # at the end of a prompt, enough to spell `<think>` and the lines after it

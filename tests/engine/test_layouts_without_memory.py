@@ -82,7 +82,7 @@ def test_auto_takes_what_is_accepted_pinned(kv_heads: int, options: tuple[str, .
         assert (list(found.layouts) if found else []) == accepted
         seen.append(len(accepted))
         if found:
-            memory = engine_memory(found, asked(*limit).rollout)
+            memory = engine_memory(found.specs, asked(*limit).rollout)
             pools = [memory.pool(split) for split in accepted]
             assert len(set(pools)) == 1 and memory.held(accepted[0]) <= memory.usable
             least = memory.needed(np.array(1), np.array(64 + 1852))  # of the longest alone

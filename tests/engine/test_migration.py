@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, put
 
-from pat_jax.engine.device.pages.device_pool import DevicePool
+from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.pages.migration import Migration
 from pat_jax.engine.device.pages.pages import Exchange, put_at_once, put_in_turn, view
 from pat_jax.engine.device_executor import DeviceExecutor

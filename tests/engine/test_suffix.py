@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, find
-from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, line_of, met_by
+from pat_jax.engine.device.ngram import CONTEXT, Draft, find
+from pat_jax.engine.device.token_batch import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCH_BIN_EDGES, MAX_RUN

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fakes import SETTINGS
 
-from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafters import drafter_for
+from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport

@@ -9,9 +9,9 @@ import pytest
 from fakes import FakeDevice
 from joined import companies, in_each
 
-from pat_jax.common.hosts import owners as module
-from pat_jax.common.hosts.owners import have_all, is_absent, known_to_all, owners
+from pat_jax.common import owners as module
 from pat_jax.common.hosts.together import ProcessGroup
+from pat_jax.common.owners import have_all, is_absent, known_to_all, owners
 
 DEVICES: list[Any] = [FakeDevice(i, i // 2) for i in range(8)]  # of four processes
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.draft.token_batch import line_of
+from pat_jax.engine.device.token_batch import line_of
 from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import ANYWHERE

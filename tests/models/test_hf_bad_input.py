@@ -18,9 +18,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_config import to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
-from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
+from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 

@@ -14,9 +14,9 @@ from row_writing import rows_of
 from pat_jax.rl.batches.types import FinishReason
 from pat_jax.rl.data.schemas import INSTRUCTION, ProblemSchema
 from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
-from pat_jax.rl.rewards.final_answer import final_answer, last_box
-from pat_jax.rl.rewards.math_notation import plain
 from pat_jax.rl.rewards.math_value import same_value
+from pat_jax.rl.text.final_answer import final_answer, last_box
+from pat_jax.rl.text.math_notation import plain
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "math"
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.rl.algorithm.aggregation import token_weights
 from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
 from pat_jax.rl.algorithm.pair_loss import PairLoss
+from pat_jax.rl.batches.aggregation import token_weights
 
 # Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
 TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))

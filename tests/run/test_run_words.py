@@ -8,7 +8,7 @@ import pytest
 
 from pat_jax.config.any_run import CheckpointConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.models.checkpoints.hf_tensors import num_parameters
+from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset

@@ -22,8 +22,8 @@ from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_load import load_params
-from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
+from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat

@@ -20,10 +20,10 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance
-from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
+from pat_jax.rl.batches.aggregation import Aggregation
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import MicroBatch, with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup

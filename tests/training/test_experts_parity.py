@@ -16,11 +16,11 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.algorithm.aggregation import Aggregation
 from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
+from pat_jax.rl.batches.aggregation import Aggregation
 from pat_jax.rl.batches.batches import to_read_batch, to_train_batch
 from pat_jax.rl.batches.train_batch import with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup

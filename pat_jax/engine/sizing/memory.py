@@ -18,7 +18,6 @@ from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, ProgramSpecs
-from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
@@ -222,14 +221,15 @@ def memory_model(
     )
 
 
-def engine_memory(engine: RolloutEngine, config: RolloutConfig, resident: Any = ()) -> MemoryModel:
-    """Returns the memory that an engine's layouts take of a device if nothing is trained.
+def engine_memory(specs: ProgramSpecs, config: RolloutConfig, resident: Any = ()) -> MemoryModel:
+    """Returns the memory that a rollout's layouts take of a device if nothing is trained.
 
     Args:
       resident: as in `memory_model`.
     """
-    limit = memory_limit(config, list(engine.mesh.devices.flat))
-    return memory_model(engine.specs, config, limit=limit, resident=resident)
+    first = next(iter(specs.layouts.values()))
+    limit = memory_limit(config, list(first.mesh.devices.flat))
+    return memory_model(specs, config, limit=limit, resident=resident)
 
 
 def shard_bytes(tree: Any) -> int:

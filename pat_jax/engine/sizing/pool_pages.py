@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.layout.buckets import Buckets

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from pat_jax.common.hosts.owners import is_absent, owners
+from pat_jax.common.owners import is_absent, owners
 from pat_jax.common.pytree import without_shards
 from pat_jax.run.checkpoints.orbax_io import silence
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pat_jax.common.devices import Device
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
-from pat_jax.models.checkpoints.hf_tensors import num_parameters
+from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in

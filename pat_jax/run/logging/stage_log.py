@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Mapping, Sequence
 
-from pat_jax.common.hosts.owners import owners
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.owners import owners
 from pat_jax.common.timeline import Span, Timeline
 from pat_jax.run.roles.places import Places
 

@@ -93,7 +93,7 @@ class SessionSetup:
         engine = self.engine
         if _is_alone(engine):
             return FixedLayout(next(iter(engine.layouts)))
-        memory = engine_memory(engine, self.config.rollout, self.resident)
+        memory = engine_memory(engine.specs, self.config.rollout, self.resident)
         warmup = Warmup(engine, known=self.profile and self.profile.latency, recheck=True)
         started = time.perf_counter()
         latency, buckets = warmup.measure(self._weights_in), engine.specs.buckets

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
+from pat_jax.common.owners import is_absent
 from pat_jax.common.pytree import with_sharding, without_shards
 from pat_jax.config.any_run import AnyRun
 from pat_jax.models.checkpoints.hf_load import load_params

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.owners import is_absent
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.owners import is_absent
 from pat_jax.common.pytree import without_shards
 from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source

@@ -15,10 +15,10 @@ import jax
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.hosts.owners import is_absent, owners
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.json_text import parse_json
+from pat_jax.common.owners import is_absent, owners
 from pat_jax.common.pytree import on_host
 from pat_jax.common.rules import require
 from pat_jax.config.any_run import AnyRun

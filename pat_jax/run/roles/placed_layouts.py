@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.owners import owners
+from pat_jax.common.owners import owners
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from pat_jax.common.hosts.owners import have_all
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.owners import have_all
 from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16, UInt32
 
 from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
-from pat_jax.engine.device.draft.ngram import put_windows
-from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.device.ngram import put_windows
+from pat_jax.engine.device.token_batch import Counts
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState

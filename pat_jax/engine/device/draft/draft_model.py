@@ -30,7 +30,7 @@ from pat_jax.engine.device.draft.drafter import (
     Rollout,
 )
 from pat_jax.engine.device.draft.generated import counted, generated
-from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.device.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans
 from pat_jax.engine.sequences.state import (

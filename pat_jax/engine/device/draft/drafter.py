@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pat_jax.engine.device.decode.decode_step import DecodeStep, Moving
-from pat_jax.engine.device.draft.ngram import Draft
-from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.device.ngram import Draft
+from pat_jax.engine.device.token_batch import Counts
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.responses import Responses

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from pat_jax.engine.device.decode.decode_step import Moving, kept, views
 from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, DraftShapes, Proposal
 from pat_jax.engine.device.draft.generated import counted, generated
-from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.device.token_batch import Counts
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line

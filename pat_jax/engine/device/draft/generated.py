@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from pat_jax.engine.device.decode.decode_step import Moving
 from pat_jax.engine.device.decode.sampling import Ahead
 from pat_jax.engine.device.draft.drafter import Accepted, Asked, Proposal
-from pat_jax.engine.device.draft.ngram import Draft
-from pat_jax.engine.device.draft.token_batch import Counts, met_by
+from pat_jax.engine.device.ngram import Draft
+from pat_jax.engine.device.token_batch import Counts, met_by
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
 

@@ -17,8 +17,8 @@ from pat_jax.engine.device.draft.drafter import (
     Proposal,
     Rollout,
 )
-from pat_jax.engine.device.draft.ngram import append, find
-from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, met_by, source_of
+from pat_jax.engine.device.ngram import append, find
+from pat_jax.engine.device.token_batch import Counts, left_by, lengths, met_by, source_of
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Drafting, Runs, abstract_index
 from pat_jax.engine.sequences.texts import texts

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.decode.prefill import copy_pages, prefill
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
 from pat_jax.engine.device.pages import pages
 from pat_jax.engine.device.pages import reshard as switch
 from pat_jax.engine.device.pages.pages import PAGE_AXES, Exchange
+from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (

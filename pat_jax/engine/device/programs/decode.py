@@ -19,10 +19,10 @@ from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.device.decode.decode_step import Cache, DecodeStep, Moving
 from pat_jax.engine.device.decode.gumbel import position_keys
 from pat_jax.engine.device.decode.page_append import added, draw, lacking, num_held
-from pat_jax.engine.device.decode.verify_step import verify
 from pat_jax.engine.device.draft.drafter import Asked, Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
-from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.device.programs.verify_step import verify
+from pat_jax.engine.device.token_batch import Counts
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,

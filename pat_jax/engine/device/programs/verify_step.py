@@ -24,7 +24,7 @@ from pat_jax.engine.device.decode.decode_step import (
 )
 from pat_jax.engine.device.decode.sampling import Ahead, remember
 from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, Proposal
-from pat_jax.engine.device.draft.token_batch import line_of
+from pat_jax.engine.device.token_batch import line_of
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import RowState
 from pat_jax.models.cache.draft_layer import Line

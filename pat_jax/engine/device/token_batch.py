@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.draft.ngram import CONTEXT, Draft
+from pat_jax.engine.device.ngram import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCH_BIN_EDGES, MAX_RUN, NONE_DRAFTED
