@@ -50,7 +50,7 @@ def ended(folder: Path, judge: Path, *options: str) -> Ended:
     run_dir = folder / f"run-{folder.name}"
     config = parse([*TINY, *PPO.split(), *rewards, *options, "--run_dir", str(run_dir)])
     setup, found = build(config, jax.devices()[: config.devices]), Ended()
-    with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
+    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
         update = Loop.update
 
         def noted(self: Loop, step: int, experience: Any) -> None:

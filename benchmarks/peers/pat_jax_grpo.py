@@ -33,7 +33,7 @@ def main() -> None:
         setup = build(config, configure(config.devices))
         loop.Loop.iterate = in_turns
         with (
-            open_scorer(config, setup.task.rewards) as scorer,
+            open_scorer(setup.task.rewards, config.reward_limits) as scorer,
             files_of(setup, signals) as files,
             opened(setup, scorer, signals, files) as run,
         ):

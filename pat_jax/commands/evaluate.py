@@ -32,7 +32,7 @@ from pat_jax.run.roles.reward_models import (
     resident_of,
 )
 from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
-from pat_jax.run.scoring import open_scorer, try_out
+from pat_jax.run.scoring import FailedRollouts, open_scorer, try_out
 from pat_jax.run.start.setup import checked_tokenizer, model_config
 
 
@@ -60,7 +60,7 @@ def evaluate(config: EvaluateConfig) -> None:
     for one in reward_models.values():
         one.check_weights()
     progress = Progress(0)
-    with open_scorer(run, problem_sets.rewards, reward_models) as scorer:
+    with open_scorer(problem_sets.rewards, config.reward_limits, reward_models) as scorer:
         first = problem_sets.sets[0].prompts[0]
         try_out(scorer, first, problem_sets.columns, config.num_generations, progress)
         with EvaluationFolder(config) as folder:
@@ -74,7 +74,17 @@ def evaluate(config: EvaluateConfig) -> None:
             made_of = tokenizer, folder.path, progress.print
             with Completions(*made_of, is_asked=True) as completions:
                 read = response_reader(problem_sets.columns, tokenizer)
-                evaluator = Evaluator(run, problem_sets.sets, read, scorer, completions, progress)
+                evaluator = Evaluator(
+                    run.eval,
+                    run.rollout,
+                    run.seed,
+                    problem_sets.sets,
+                    read,
+                    scorer,
+                    completions,
+                    progress,
+                    FailedRollouts(run.optimizer.max_skipped),
+                )
                 ask = partial(folder.responses.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)
             tokens = folder.responses.num_tokens

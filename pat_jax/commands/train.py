@@ -29,7 +29,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
             config = with_width(config, devices)
         setup = build(config, devices)
         with (
-            open_scorer(config, setup.task.rewards, setup.reward_models) as scorer,
+            open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer,
             files_of(setup, signals) as files,
         ):
             process_group().agree("rows", lambda: rows.keep(config))

@@ -39,6 +39,18 @@ class RewardModelOptions(Options):
 
 
 @dataclass(frozen=True)
+class RewardLimits:
+    """How rewards are computed and added up, as plain values; the options say what each is."""
+
+    weights: Sequence[float]
+    timeout_s: float
+    workers: int
+    memory_gib: float
+    retries: int
+    token_env: str
+
+
+@dataclass(frozen=True)
 class RewardOptions(Options):
     """Reward functions, and how they are run."""
 
@@ -74,6 +86,17 @@ class RewardOptions(Options):
     def __post_init__(self):
         super().__post_init__()
         _check_weights(self.reward_weights, self.reward)
+
+    @property
+    def reward_limits(self) -> RewardLimits:
+        return RewardLimits(
+            weights=self.reward_weights,
+            timeout_s=self.reward_timeout,
+            workers=self.reward_workers,
+            memory_gib=self.reward_memory,
+            retries=self.reward_retries,
+            token_env=self.reward_token_env,
+        )
 
 
 def _check_weights(weights: Sequence[float], names: Sequence[str]) -> None:

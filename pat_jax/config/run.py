@@ -175,6 +175,11 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
 
     @property
+    def num_redraws(self) -> int:
+        """The most batches that replace groups without signal, which only an update needs."""
+        return self.algorithm.dynamic_sampling if self.train else 0
+
+    @property
     def keeps_unfinished(self) -> bool:
         """Whether responses of iterations that no checkpoint covers yet are kept on disk."""
         return self.rollout.keep_unfinished and not self.deterministic

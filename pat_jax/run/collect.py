@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.lengths.model import LengthModel
@@ -91,7 +91,7 @@ class Collector:
     """Draws batches of prompts, and has their responses generated and scored.
 
     Dynamic sampling leaves out groups without signal, whose rewards are all equal. It replaces them
-    from at most `dynamic_sampling` further batches. If too few groups are found, the iteration
+    from at most `num_redraws` further batches. If too few groups are found, the iteration
     learns from these; if none is found, it learns from the whole last batch.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
@@ -99,29 +99,39 @@ class Collector:
 
     def __init__(
         self,
-        config: RunConfig,
+        rollout: RolloutConfig,
         task: Task,
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
         unfinished: RolloutJournal,
         totals: Totals,
+        failed: FailedRollouts,
         reads: Callable[[], Reads] | None = None,
+        *,
+        num_redraws: int = 0,
+        by_function: bool = False,
     ):
-        """`totals` counts what earlier iterations drew. `reads` returns what models read of a
-        batch before they learn from it; None: nothing."""
+        """
+        Args:
+          totals: of what earlier iterations drew.
+          reads: returns what models read of a batch before they learn from it; None: nothing.
+          num_redraws: the most further batches of an iteration (`dynamic_sampling`).
+          by_function: whether each function's scores are compared by themselves.
+        """
         self.unfinished = unfinished
-        self._config, self._task, self._scorer = config, task, scorer
+        self._rollout, self._task, self._scorer = rollout, task, scorer
+        self._num_redraws, self._by_function = num_redraws, by_function
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
         self.totals, self._reads = totals, reads
-        self._failed = FailedRollouts(config.optimizer.max_skipped)
+        self._failed = failed
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward
         function cannot work, or if a response could not be sampled."""
-        config, wanted = self._config, self._config.rollout.prompts_per_step
-        more = config.algorithm.dynamic_sampling if config.train else 0
+        wanted, size = self._rollout.prompts_per_step, self._rollout.num_generations
+        more = self._num_redraws
         drawn, groups, rewards, scores, columns = [], [], [], [], []
         with self.unfinished.iteration(step, generator.policy) as kept:
             while len(groups) < wanted and len(drawn) <= more:
@@ -131,7 +141,7 @@ class Collector:
                 groups += [group for group, keep in pairs if keep]
                 rewards.append(one.rewards[keeps])
                 scores.append(one.by_function.of_groups(keeps))
-                columns.append(_of_groups(one.columns, keeps, config.rollout.num_generations))
+                columns.append(_of_groups(one.columns, keeps, size))
         last = drawn[-1]
         epochs = self._task.train.epochs(self.totals.cursor)
         measured = _describe(drawn) | self.totals.metrics(epochs)
@@ -143,23 +153,22 @@ class Collector:
         first = slice(wanted)
         rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
         made_of = groups[first], rewards, by_function.of_groups(first)
-        num_responses = wanted * config.rollout.num_generations
-        names = columns[0]
         known = {
-            name: [x for part in columns for x in part[name]][:num_responses] for name in names
+            name: [x for part in columns for x in part[name]][: wanted * size]
+            for name in columns[0]
         }
         return Experience(*made_of, last, every, known, history, measured)
 
     def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
         """Whether the algorithm finds a difference between the responses of a group."""
-        if self._config.algorithm.is_by_function:
+        if self._by_function:
             return drawn.by_function.has_signal
         return has_signal(drawn.rewards)
 
     def _draw(
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration
     ) -> Drawn:
-        number, rollout = self.totals.batches, self._config.rollout
+        number, rollout = self.totals.batches, self._rollout
         prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)

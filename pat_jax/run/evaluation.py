@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from pat_jax.config.run import RunConfig
+from pat_jax.config.evaluation import EvalConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.evaluation import Evaluated, describe_evaluation
@@ -51,23 +52,26 @@ class Evaluator:
 
     def __init__(
         self,
-        config: RunConfig,
+        asked: EvalConfig,
+        sampling: RolloutConfig,
+        seed: int,
         sets: Sequence[HeldoutSet],
         read: Callable[[Rollout], Response],
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
+        failed: FailedRollouts,
     ):
         """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`)."""
-        self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
-        self._completions, self._progress = completions, progress
-        self._failed = FailedRollouts(config.optimizer.max_skipped)
+        self._asked, self._sampling, self._seed = asked, sampling, seed
+        self._sets, self._read, self._scorer = sets, read, scorer
+        self._completions, self._progress, self._failed = completions, progress, failed
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Asks for all samples of all problems at once, so that no set waits for another's tail.
         `step` is None outside of a run. Raises UserError if the reward function cannot work, or if
         a response could not be sampled."""
-        start, size = time.perf_counter(), self._config.eval.num_generations
+        start, size = time.perf_counter(), self._asked.num_generations
         asked = [
             (number, prompt, sample)
             for number, one in enumerate(self._sets)
@@ -90,20 +94,19 @@ class Evaluator:
             total.part(one.name, slice(end - len(one.prompts), end))
             for one, end in zip(self._sets, ends, strict=True)
         ]
-        seconds, few = time.perf_counter() - start, self._config.eval.num_completions_to_print
+        seconds, few = time.perf_counter() - start, self._asked.num_completions_to_print
         firsts = slice(0, few * size, size)  # one response to each problem
         samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
         return Evaluation(total, parts, seconds, samples)
 
     def _request(self, number: int, prompt: Prompt, sample: int) -> Request:
-        evaluation = self._config.eval
-        ids = (self._config.seed, EVAL, number, prompt.id, sample)
-        return sampling_request(self._config.rollout, prompt, ids, evaluation.temperature)
+        ids = (self._seed, EVAL, number, prompt.id, sample)
+        return sampling_request(self._sampling, prompt, ids, self._asked.temperature)
 
     def _evaluated(
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
     ) -> Evaluated:
-        shape = (-1, self._config.eval.num_generations)
+        shape = (-1, self._asked.num_generations)
         answers = scoring.each(lambda x: final_answer(x.completion, x.prompt))
         lengths = np.array([len(one.tokens) for one in rollouts])
         is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])
@@ -114,7 +117,7 @@ class Evaluator:
             is_cut.reshape(shape),
             [answers[i : i + shape[1]] for i in range(0, len(answers), shape[1])],
             scoring.scores,
-            self._config.eval.pass_threshold,
+            self._asked.pass_threshold,
         )
 
 

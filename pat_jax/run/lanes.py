@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.run import RunConfig
+from pat_jax.config.placement import PlacementConfig
 from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.types import Rollout
@@ -33,7 +33,13 @@ class Lanes:
 
 
 @contextmanager
-def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) -> Iterator[Lanes]:
+def open_lanes(
+    setup: Setup,
+    states: Callable[[], States],
+    placement: PlacementConfig,
+    *,
+    is_deterministic: bool,
+) -> Iterator[Lanes]:
     """Yields the lanes of a run, and gives each reward model the thread of its lane.
 
     There are none if all models share the rollouts' devices, with `--placement.overlap none`, with
@@ -43,7 +49,7 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
       states: returns the present states of trained roles.
     """
     lanes = Lanes()
-    waits = config.placement.overlap == "none" or config.deterministic
+    waits = placement.overlap == "none" or is_deterministic
     if waits or not process_group().is_alone:
         yield lanes
         return
@@ -51,7 +57,7 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
     readers = [x for x in setup.roles.predictions(states) if x.is_column]
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
     # What an update needs once all columns are there.
-    trained = (role.layout.devices for role in setup.roles.trained if config.placement.lag)
+    trained = (role.layout.devices for role in setup.roles.trained if placement.lag)
     late = frozenset().union(*trained)
     every = [*(x.devices for x in readers), *(place for place, _ in judges), late]
     with ExitStack() as threads:

@@ -26,7 +26,7 @@ from pat_jax.run.own_reads import OwnReads
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import load_reward_models
-from pat_jax.run.scoring import try_out
+from pat_jax.run.scoring import FailedRollouts, try_out
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations, recall
 from pat_jax.run.start.init_state import Beginning, begin
@@ -64,9 +64,29 @@ def opened(
         began = begin(config, setup, files)
         load_reward_models(setup.reward_models)
         learner = Learner(config, setup, began, files)
-        lanes = threads.enter_context(open_lanes(config, setup, lambda: learner.states))
-        earlier = earlier_iterations(config, setup)
-        recall(config, setup, earlier, began.steps_done, progress.print)
+        lanes = threads.enter_context(
+            open_lanes(
+                setup,
+                lambda: learner.states,
+                config.placement,
+                is_deterministic=config.deterministic,
+            )
+        )
+        earlier = earlier_iterations(
+            config.run_dir,
+            task,
+            config.rollout,
+            text_room=setup.engine.text_room,
+            most=config.speculation.earlier,
+        )
+        recall(
+            earlier,
+            began.steps_done,
+            setup.engine.specs.drafts,
+            config.speculation.texts,
+            config.rollout.num_generations,
+            progress.print,
+        )
         notify = progress.print
         completions = Completions(
             task.tokenizer, files.folder, notify, is_asked=config.log_completions
@@ -81,7 +101,17 @@ def opened(
             collector=_collector(setup, scorer, files, completions, began, lanes, learner),
             generator=_generator(setup, files, learner, earlier, began),
             learner=learner,
-            evaluator=Evaluator(config, task.heldout, read, scorer, completions, progress),
+            evaluator=Evaluator(
+                config.eval,
+                config.rollout,
+                config.seed,
+                task.heldout,
+                read,
+                scorer,
+                completions,
+                progress,
+                FailedRollouts(config.optimizer.max_skipped),
+            ),
             completions=completions,
             earlier=earlier,
             updates=lanes.late,
@@ -105,11 +135,21 @@ def _collector(
     if lanes.readers:
         reads = partial(EarlyColumns, lanes.readers)
     if setup.places.is_split:
-        reads = partial(OwnReads.of_run, config, setup.roles, states)
+        reads = partial(OwnReads.of_run, setup.roles, states, config.micro_batches)
     checkpoints = Path(config.run_dir) / CHECKPOINTS
     unfinished = RolloutJournal(files.folder, checkpoints, is_on=config.keeps_unfinished)
     return Collector(
-        config, setup.task, scorer, completions, files.progress, unfinished, began.totals, reads
+        config.rollout,
+        setup.task,
+        scorer,
+        completions,
+        files.progress,
+        unfinished,
+        began.totals,
+        FailedRollouts(config.optimizer.max_skipped),
+        reads,
+        num_redraws=config.num_redraws,
+        by_function=config.algorithm.is_by_function,
     )
 
 

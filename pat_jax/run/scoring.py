@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pat_jax.common.devices import num_cores
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rewards import RewardLimits
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.own_code import check_sent
 from pat_jax.rl.rewards.outcome import describe_causes
@@ -23,21 +23,20 @@ from pat_jax.run.start.sent_code import REWARDS
 
 
 def open_scorer(
-    config: RunConfig, rewards: Sequence[str], models: RewardModels | None = None
+    rewards: Sequence[str], limits: RewardLimits, models: RewardModels | None = None
 ) -> RewardScorer:
     """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
     the variable of --reward_token_env holds no token."""
     for reward in rewards:
         check_sent("reward", reward, REWARDS)
-    num_workers = config.reward_workers or num_cores()
     return RewardScorer(
         *rewards,
-        weights=config.reward_weights,
-        timeout=config.reward_timeout,
-        num_workers=num_workers,
-        memory=config.reward_memory,
-        retries=config.reward_retries,
-        token=_token(config.reward_token_env),
+        weights=limits.weights,
+        timeout=limits.timeout_s,
+        num_workers=limits.workers or num_cores(),
+        memory=limits.memory_gib,
+        retries=limits.retries,
+        token=_token(limits.token_env),
         shares=process_group(),
         models={spec: one.scores for spec, one in (models or {}).items()},
     )

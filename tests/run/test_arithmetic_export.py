@@ -28,7 +28,7 @@ def train(folder: Path, *words: str) -> list[dict]:
     """Runs the command's loop in this process; returns the metrics."""
     config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
+    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
         run_to_end(setup, scorer)
     return read_metrics(folder / "metrics.jsonl")
 

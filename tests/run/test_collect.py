@@ -22,6 +22,7 @@ from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
+from pat_jax.run.scoring import FailedRollouts
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
@@ -73,27 +74,22 @@ class Endless:
         return at.offset / (4 * WANTED)
 
 
-def collected(
-    teaches: list[bool], most: int, first: int = 0, train: bool = True, reads: Any = None
-):
-    config = RunConfig(
-        train=train,
-        rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
-        algorithm=AlgorithmConfig(mini_batch_size=WANTED, dynamic_sampling=most),
-    )
+def collected(teaches: list[bool], most: int, first: int = 0, reads: Any = None):
     endless: Any = Endless()
     task = Task(TOKENIZER, ["exact"], endless, [], None, ["answer"])
     sampler: Any = Sampler(teaches)
     with RewardScorer("exact", timeout=1.0) as scorer:
         collector = Collector(
-            config,
+            RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
             task,
             scorer,
             Completions(TOKENIZER, Path(), is_asked=False),
             Progress(1),
             RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
+            FailedRollouts(3),
             reads and (lambda: reads),
+            num_redraws=most,
         )
         found = collector.collect(0, sampler, Stopwatch())
     return found, collector.totals.batches, sampler.iterations
@@ -117,9 +113,9 @@ def test_groups_without_signal_are_replaced_in_order_by_as_few_batches_as_do(tea
     assert found.measured["reward/groups_without_signal"] == pytest.approx(without)
 
 
-@pytest.mark.parametrize(("most", "train"), [(0, True), (3, False)])
-def test_without_it_a_batch_is_kept_as_it_is_and_the_next_one_follows(most, train):
-    found, drawn, _ = collected([False] * 15, most, first=2, train=train)
+def test_without_it_a_batch_is_kept_as_it_is_and_the_next_one_follows():
+    assert RunConfig(train=False, algorithm=AlgorithmConfig(dynamic_sampling=3)).num_redraws == 0
+    found, drawn, _ = collected([False] * 15, most=0, first=2)
     assert [group.prompt.id for group in found.groups] == [6, 7, 8] and drawn == 3
 
 

@@ -38,7 +38,7 @@ def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
     folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]
     config = parse([*TINY, *switches, *reward, *folder, *learning])
     setup = build(config, jax.devices()[:2])
-    scores = open_scorer(config, setup.task.rewards)
+    scores = open_scorer(setup.task.rewards, config.reward_limits)
     with StopSignals() as signals, scores as scorer, counted_in_iterations() as compiled:
         run_to_end(setup, scorer, signals)
     assert compiled == []

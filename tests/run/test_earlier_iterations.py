@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import SMALL_ROLLOUT, run, without_times, write_checkpoint, write_problems
 
-from pat_jax.config.command_line import parse
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -130,32 +129,21 @@ def test_a_disk_that_takes_nothing_costs_no_checkpoint(tmp_path: Path):
     iterations(tmp_path).save(1)
 
 
-def config(**speculation: Any) -> RunConfig:
-    options = ["--rollout.prompts_per_step", "4", "--rollout.num_generations", "2"]
-    found = parse([*options, "--algorithm.mini_batch_size", "4", "--run_dir", "somewhere"])
-    return replace(found, speculation=replace(found.speculation, **speculation))
-
-
-def setup(text_room: int, epoch: int | None) -> Any:
-    train = SimpleNamespace(num_different=epoch and 4 * epoch)
-    task = SimpleNamespace(train=train, tokenizer=TOKENIZER)
-    return SimpleNamespace(engine=SimpleNamespace(text_room=text_room), task=task)
-
-
 def test_where_nothing_is_drafted_from_them_nothing_is_kept():
-    assert earlier_iterations(config(earlier=0), setup(5000, 10)) is None
-    assert earlier_iterations(config(), setup(0, 10)) is None
+    task: Any = SimpleNamespace(train=SimpleNamespace(num_different=40), tokenizer=TOKENIZER)
+    for room, most in ((5000, 0), (0, 10_000)):
+        found = earlier_iterations("somewhere", task, RolloutConfig(), text_room=room, most=most)
+        assert found is None
 
 
 def test_sources_are_told_and_which_of_them_are_empty():
-    store, one = filled(SOME), config()
+    store = filled(SOME)
     told = "1 to its prompt, 3 of earlier iterations to 2 prompts"
-    assert describe_sources(one, store).endswith(told)
-    assert describe_sources(one, filled([])).endswith("none of earlier iterations yet")
-    assert "none of earlier iterations (--speculation.earlier is 0)" in describe_sources(one, None)
-    alone = replace(one, train=False, rollout=replace(one.rollout, num_generations=1))
-    assert "none to its prompt (one is sampled)" in describe_sources(alone, store)
-    assert "own text alone" in describe_sources(config(texts=0), None)
+    assert describe_sources(8, 2, store).endswith(told)
+    assert describe_sources(8, 2, filled([])).endswith("none of earlier iterations yet")
+    assert "none of earlier iterations (--speculation.earlier is 0)" in describe_sources(8, 2, None)
+    assert "none to its prompt (one is sampled)" in describe_sources(8, 1, store)
+    assert "own text alone" in describe_sources(0, 2, None)
 
 
 def draft_for_nothing(profile: Path) -> None:

@@ -69,7 +69,7 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
     with presets_of_one_layer("tiny"), watched(seen), StopSignals() as signals:
         setup = build(config, jax.devices()[: config.devices])
         with (
-            open_scorer(config, setup.task.rewards, setup.reward_models) as scorer,
+            open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer,
             counted_in_iterations() as compiled,
             recorded() as timeline,
         ):

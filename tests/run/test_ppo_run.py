@@ -80,7 +80,7 @@ def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
         return batch, measured
 
     setup = build(config, jax.devices()[: config.devices])
-    scores = open_scorer(config, setup.task.rewards, setup.reward_models)
+    scores = open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models)
     with scores as scorer, pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "training_batch", recording)
         with counted_in_iterations() as found.compiled:

@@ -108,7 +108,7 @@ def test_the_variable_is_written_down_and_its_value_is_not(shown, monkeypatch):
     url, seen = shown
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
     config = parse(["--preset", "demo", "--reward", url, "--reward_token_env", "JUDGE_TOKEN"])
-    with open_scorer(config, config.reward) as scorer:
+    with open_scorer(config.reward, config.reward_limits) as scorer:
         assert scorer.score(["p"], ["a"], {}).tolist() == [1]
     assert seen == ["Bearer s3cret"]
     assert "JUDGE_TOKEN" in dump(config) and "s3cret" not in dump(config) + repr(config)
@@ -120,7 +120,7 @@ def test_a_variable_without_a_token_is_one_sentence(shown, monkeypatch, value: s
         monkeypatch.setenv("JUDGE_TOKEN", value)
     config = parse(["--preset", "demo", "--reward", shown[0], "--reward_token_env", "JUDGE_TOKEN"])
     with pytest.raises(UserError, match="--reward_token_env is 'JUDGE_TOKEN': expected") as error:
-        open_scorer(config, config.reward)
+        open_scorer(config.reward, config.reward_limits)
     assert "\n" not in str(error.value) and (not value or value not in str(error.value))
 
 

@@ -39,7 +39,7 @@ def ended(folder: Path, rest: str) -> Run:
     ]
     config = parse([*TINY, *options])
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
+    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
         return run_to_end(setup, scorer)
 
 
@@ -95,7 +95,7 @@ def test_a_reward_model_that_rests_scores_as_one_that_stays(tmp_path: Path):
         role.reader.compile(by_need=False)
         load_reward_models(setup.reward_models)
         assert memories(role.reader.params) == {HOST_MEMORY if rest == "host" else "device"}
-        with open_scorer(config, config.reward, setup.reward_models) as scorer:
+        with open_scorer(config.reward, config.reward_limits, setup.reward_models) as scorer:
             scores = scorer.score(["2 + 2", "3 + 3"], ["4", "six"], {})
         params = shard_bytes(role.reader.abstract_params)
         moments = 2 * shard_bytes(setup.trainer.abstract_params)

@@ -48,7 +48,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str):
     config = replace(config, rollout=replace(config.rollout, max_prompt_length=96))
     models = build_reward_models(config, jax.devices()[:2])
     load_reward_models(models)
-    with open_scorer(config, config.reward, models) as scorer:
+    with open_scorer(config.reward, config.reward_limits, models) as scorer:
         ours = scorer.score(PROMPTS, ANSWERS, {})
     expected = theirs(folder)
     assert np.ptp(expected) > 0.1

@@ -91,7 +91,10 @@ def test_batches_of_a_run_have_the_scores_of_single_texts(judge: Path):
     load_reward_models(models)
     answers = ["4", "four, I think", "", "4" * 60, "4", "<think>2 and 2</think> make 4"]
     prompts = [f"What is {n} + {n}?" for n in range(len(answers))]
-    with open_scorer(config, config.reward, models) as scorer, counted_compilations() as compiled:
+    with (
+        open_scorer(config.reward, config.reward_limits, models) as scorer,
+        counted_compilations() as compiled,
+    ):
         rewards = scorer.score(prompts, answers, {})
         alone = [scorer.score([p], [a], {})[0] for p, a in zip(prompts, answers, strict=True)]
     assert compiled == []

@@ -1,18 +1,17 @@
 """What a run says of itself is so: parameters as transformers counts them, files that are there."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import pytest
 
-from pat_jax.config.any_run import CheckpointConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.run.logging.banner import closing, opening
+from pat_jax.run.logging.banner import closing, introduction
 
 PUBLISHED = {  # as their model cards say
     "qwen3-8b": 8_190_735_360,
@@ -38,27 +37,27 @@ def test_rows_that_pad_the_vocabulary_are_no_parameters():
 
 def test_the_opening_says_devices_parameters_and_arithmetic():
     policy, devices = Policy.from_config(preset("qwen3-8b")), jax.devices()[:2]
-    config = RunConfig(model="/models/Qwen3-8B", compute_dtype="bfloat16")
-    assert opening(config, policy, devices) == (
+    opening = partial(introduction, "/models/Qwen3-8B", policy, devices, "bfloat16")
+    assert opening("grpo") == (
         "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights | grpo"
     )
     lora = Lora.of(policy, rank=16, alpha=32, targets=["q_proj", "v_proj"])
-    assert opening(config, policy, devices, lora) == (
+    assert opening("grpo", lora=lora) == (
         "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters, 7.67 M in adapters of rank 16 (q_proj v_proj) | "
         "bfloat16 arithmetic, float32 adapters | grpo"
     )
-    only_rollouts = replace(config, train=False, rollout=replace(config.rollout, weights="int8"))
-    assert opening(only_rollouts, policy, devices).endswith(
+    assert opening("", rollout_weights="int8").endswith(
         "| bfloat16 arithmetic, int8 weights in the rollout"
     )
 
 
 def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
-    def output(config: RunConfig) -> list[str]:
-        return closing(config, tmp_path, compile_s=61.23, total_s=3 * 3600 + 120).splitlines()
+    def output(export_dir: str = "") -> list[str]:
+        seconds = {"compile_s": 61.23, "total_s": 3 * 3600 + 120}
+        return closing(tmp_path, export_dir, "policy", **seconds).splitlines()
 
     (tmp_path / "config.yaml").touch()
-    assert output(RunConfig()) == [
+    assert output() == [
         "whole run 3 h 2 min, 61.2 s of them compiling",
         f"in {tmp_path}: the configuration",
     ]
@@ -67,10 +66,9 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
     for step in ("9", "10", "11.partial"):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
     export = tmp_path / "export"
-    config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
-    assert output(config)[1:] == [
+    assert output(str(export))[1:] == [
         f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.svg, the "
         "checkpoints of step 9 and 10"
     ]
     export.mkdir()
-    assert output(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]
+    assert output(str(export))[2:] == [f"in {export}: the policy as a Hugging Face directory"]

@@ -116,7 +116,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     poisoned = Spoilt()
     monkeypatch.setattr(learning, "training_batch", poisoned)
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(config, setup.task.rewards) as scorer:
+    with open_scorer(setup.task.rewards, config.reward_limits) as scorer:
         signals = StopSignals()
         with files_of(setup, signals) as files, opened(setup, scorer, signals, files) as run:
             words = r"4 optimizer steps in a row .* the last in step 3; "

@@ -49,7 +49,7 @@ def setup(teacher: Path, run_dir: Path, *more: str) -> Setup:
 def test_the_policy_comes_nearer_to_its_teacher(teacher: Path, tmp_path: Path):
     made = setup(teacher, tmp_path / "run", "--teacher.top_k", "8")
     assert not made.trainer.predicts  # no pass of the policy before its update
-    with open_scorer(made.config, made.task.rewards) as scorer:
+    with open_scorer(made.task.rewards, made.config.reward_limits) as scorer:
         run_to_end(made, scorer)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     apart = [row["train/teacher_kl"] for row in rows]

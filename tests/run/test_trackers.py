@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from pat_jax.run.files.folder import METRICS_FILE
 from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
 from pat_jax.run.logging.samples import Sample
 from pat_jax.run.logging.trackers.asked_for import begin_trackers, check_trackers
+from pat_jax.run.logging.trackers.tracker import Tracker
 
 SAMPLES = [Sample("1+2=", "3", 1.0, 2, "stop"), Sample("1+2=", "4", None, 3, "length")]
 # Packages of these names that write what they are told to calls.jsonl in the current folder.
@@ -83,9 +84,14 @@ def calls(folder: Path) -> list[list]:
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
+def begun(config: RunConfig) -> dict[str, Tracker]:
+    names, folder, project = config.trackers, Path(config.run_dir), config.tracker_project
+    return begin_trackers(names, folder, project, asdict(config), is_resumed=config.resume)
+
+
 def track(config: RunConfig, output: list[str] | None = None) -> None:
     folder = Path(config.run_dir)
-    trackers = begin_trackers(config, folder)
+    trackers = begun(config)
     notify = (output if output is not None else []).append
     with MetricsWriter(folder, trackers=trackers, notify=notify) as metrics:
         metrics.write(3, {"train/loss": 0.5, "rollout/layouts": "dp2tp1"})
@@ -96,7 +102,7 @@ def track(config: RunConfig, output: list[str] | None = None) -> None:
 def test_each_tracker_is_given_numbers_samples_and_the_options(fakes):
     folder = fakes()
     config = configuration(folder, tracker_project="sums", steps=7)
-    check_trackers(config)
+    check_trackers(config.trackers)
     track(config)
     found = calls(folder)
     wandb, trackio = (options for what, _, options in found if what == "init")
@@ -145,7 +151,7 @@ def test_a_tracker_that_cannot_begin_is_one_sentence(fakes):
     folder = fakes(no_login=True)
     output = r"RuntimeError: No API key .*wandb login.*WANDB_MODE"
     with pytest.raises(UserError, match=output) as error:
-        begin_trackers(configuration(folder), folder / "mine")
+        begun(configuration(folder))
     assert "\n" not in str(error.value)
 
 

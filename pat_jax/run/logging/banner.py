@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pat_jax.common.devices import Device
-from pat_jax.config.any_run import AnyRun
-from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
@@ -25,50 +23,53 @@ _WRITTEN = {  # files of a run's folder, and their names in the closing lines
 }
 
 
-def opening(
-    config: RunConfig, policy: Policy, devices: Sequence[Device], lora: Lora | None = None
-) -> str:
-    """Returns a line such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | …"."""
-    weights = config.rollout.weights
-    more = "" if weights == "auto" else f", {weights} weights in the rollout"
-    learning = config.algorithm.title if config.train else ""
-    return introduction(config, policy, devices, learning, more, lora)
-
-
 def introduction(
-    config: AnyRun,
+    model: str,
     policy: Policy,
     devices: Sequence[Device],
+    dtype: str,
     learning: str,
-    arithmetic: str = "",
+    *,
+    rollout_weights: str = "auto",
     lora: Lora | None = None,
 ) -> str:
-    """Returns a line about devices, model, arithmetic and learning. `learning` names the method, ""
-    if nothing is learned. `arithmetic` is added to the data type. `lora` has the adapters, if they
-    are what is trained."""
-    kind, model = devices[0].device_kind, Path(config.model).name
-    arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
-    if learning and config.compute_dtype != "float32":
+    """Returns a line such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | …".
+
+    Args:
+      model: its name, or its directory.
+      dtype: of the arithmetic.
+      learning: the method; "" if nothing is learned.
+      rollout_weights: their form in rollouts; auto is that of the arithmetic.
+      lora: the adapters, if they are what is trained.
+    """
+    kind = devices[0].device_kind
+    arithmetic = f"{dtype} arithmetic"
+    if rollout_weights != "auto":
+        arithmetic += f", {rollout_weights} weights in the rollout"
+    if learning and dtype != "float32":
         arithmetic += f", float32 {'adapters' if lora else 'master weights'}"
     size = f"{_count(num_parameters(policy))} parameters"
     if lora:
         kinds = " ".join(lora.kinds)
         size += f", {_count(lora.num_weights)} in adapters of rank {lora.rank} ({kinds})"
-    named = f"{model} ({policy.config.architecture})"
+    named = f"{Path(model).name} ({policy.config.architecture})"
     return " | ".join(
         filter(None, [f"{len(devices)} x {kind}", f"{named}, {size}", arithmetic, learning])
     )
 
 
-def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:
-    """Returns lines with the seconds of the run and of compilation, and the files it has left."""
+def closing(
+    folder: Path, export_dir: str, trained: str, *, compile_s: float, total_s: float
+) -> str:
+    """Returns lines with the seconds of the run and of compilation, and the files it has left. What
+    was `trained` is in `export_dir`, unless that is empty."""
     names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
     if steps := [path.name for path in checkpoints_in(folder / CHECKPOINTS)]:
         names.append(f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(steps)}")
     lines = [f"whole run {_duration(total_s)}, {_duration(compile_s)} of them compiling"]
     lines.append(f"in {folder}: {', '.join(names)}")
-    if (export := config.checkpoint.export_dir) and Path(export).is_dir():
-        lines.append(f"in {export}: the {config.TRAINED} as a Hugging Face directory")
+    if export_dir and Path(export_dir).is_dir():
+        lines.append(f"in {export_dir}: the {trained} as a Hugging Face directory")
     return "\n".join(lines)
 
 

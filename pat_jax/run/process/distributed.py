@@ -48,7 +48,7 @@ def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
 
 def _check_places(config: AnyRun) -> None:
     check_run_dir(config)
-    check_trackers(config)
+    check_trackers(config.trackers)
     check_export_dir(config)
     if isinstance(config, RunConfig):
         check_critic_export_dir(config)

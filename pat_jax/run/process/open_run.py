@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
 from pat_jax.run.logging.page.run_page import RunPage
 from pat_jax.run.logging.progress import Progress, summarize
 from pat_jax.run.logging.trackers.asked_for import begin_trackers
+from pat_jax.run.logging.trackers.tracker import Tracker
 from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,15 @@ class OpenRun:
         )
         log_to(folder / LOG_FILE)
         self.page = RunPage(folder)
-        self._trackers = begin_trackers(config, folder) if us.is_first else {}
+        self._trackers: Mapping[str, Tracker] = {}
+        if us.is_first:
+            self._trackers = begin_trackers(
+                config.trackers,
+                folder,
+                config.tracker_project,
+                asdict(config),
+                is_resumed=config.resume,
+            )
         self.progress = Progress(steps)
         every = config.checkpoint.every
         self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
@@ -219,7 +228,8 @@ class OpenRun:
         if plan:
             print(f"newest rollout: {plan}")
         total_s = time.perf_counter() - self._started
-        print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
+        export_dir, trained = self._config.checkpoint.export_dir, self._config.TRAINED
+        print(closing(self.folder, export_dir, trained, compile_s=compile_s, total_s=total_s))
 
     def _saved_parts(self) -> Restored:
         """Returns step, state and metadata of the last whole step. The options are part of the

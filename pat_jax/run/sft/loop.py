@@ -109,7 +109,8 @@ class SftRun:
         for line in setup.note.splitlines():
             notify(line)
         learning, lora = self.lessons.TITLE, self.trainer.trained.lora
-        notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
+        model, dtype = self.config.model, self.config.compute_dtype
+        notify(introduction(model, setup.policy, setup.devices, dtype, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
         compile_update(setup.roles, setup.memory, self.config.memory_options, self.files.progress)

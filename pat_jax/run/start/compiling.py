@@ -16,7 +16,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.exchange import form_of_update
-from pat_jax.run.logging.banner import opening
+from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.roles.reward_models import check_room
 from pat_jax.run.start.setup import Setup
@@ -46,7 +46,17 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
         log.info("%s", line)
     log.info("%s", setup.engine.drafting)
     lora = setup.trainer.trained.lora
-    progress.print(opening(config, setup.policy, setup.devices, lora))
+    progress.print(
+        introduction(
+            config.model,
+            setup.policy,
+            setup.devices,
+            config.compute_dtype,
+            config.algorithm.title if config.train else "",
+            rollout_weights=config.rollout.weights,
+            lora=lora,
+        )
+    )
     if places := setup.describe_places():
         progress.print(places)
     layouts = ", ".join(map(str, setup.layouts))

@@ -7,14 +7,12 @@ into a database on this machine, or to where its environment variables point.
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.config.any_run import AnyRun
 from pat_jax.run.logging.samples import Sample, table
 from pat_jax.run.logging.trackers.tracker import Tracker, describe_error
 
@@ -94,31 +92,41 @@ _ADVICE = {
 }
 
 
-def check_trackers(config: AnyRun) -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """Raises UserError if the package of a tracker is not installed."""
-    for name in config.trackers:
+    for name in names:
         spec = find_spec(name)
         # Without an origin it is a folder of that name, such as the one where W&B leaves offline runs.
         if spec is None or spec.origin is None:
             raise UserError(
-                f"option --trackers is {' '.join(config.trackers)!r}: expected the package {name}, "
+                f"option --trackers is {' '.join(names)!r}: expected the package {name}, "
                 f"which is not installed; run pip install -e '.[{name}]', or leave {name} out."
             )
 
 
-def begin_trackers(config: AnyRun, folder: Path) -> dict[str, Tracker]:
+def begin_trackers(
+    names: Sequence[str],
+    folder: Path,
+    project: str,
+    values: Mapping[str, Any],
+    *,
+    is_resumed: bool,
+) -> dict[str, Tracker]:
     """Starts the trackers, and returns them by name. Raises UserError if one cannot start, such as
-    without a login."""
+    without a login.
+
+    Args:
+      folder: the run's.
+      values: of all options, by name.
+    """
     begun: dict[str, Tracker] = {}
-    for name in config.trackers:
+    for name in names:
         try:
-            begun[name] = _TRACKERS[name](
-                folder.resolve(), config.tracker_project, asdict(config), is_resumed=config.resume
-            )
+            begun[name] = _TRACKERS[name](folder.resolve(), project, values, is_resumed=is_resumed)
         except Exception as error:  # what they raise has no common class
             raise UserError(
-                f"option --trackers is {' '.join(config.trackers)!r}: {name} cannot begin a run "
+                f"option --trackers is {' '.join(names)!r}: {name} cannot begin a run "
                 f"({describe_error(error)}); {_ADVICE[name]}, or leave it out; go on with --resume "
-                f"--run_dir {config.run_dir}."
+                f"--run_dir {folder}."
             ) from error
     return begun
