@@ -3,6 +3,7 @@
 import gc
 import io
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -50,7 +51,9 @@ def examine(config: DoctorConfig, command: str) -> int:
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")
-    examination = Examination(command, partial(print, flush=True), out, config.step_seconds)
+    # The iteration's own output is caught: a verdict while it hangs must not go the same way.
+    tell = partial(print, file=sys.stdout, flush=True)
+    examination = Examination(command, tell, out, config.step_seconds)
     model = model_of(config.model)
     return (_compiled if config.target else _examined)(config, model, examination)
 

@@ -20,7 +20,7 @@ from pat_jax.engine.warm_up.kernel_cases import ROUTED
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor import report as reports
 from pat_jax.profiling.doctor.machine import devices_found
-from pat_jax.profiling.doctor.report import Examination, Finding
+from pat_jax.profiling.doctor.report import Finding
 
 PARTS = ["devices", "versions", "links", "kernels", "switch", "iteration"]
 COMMAND = ("-m", "pat_jax.doctor")
@@ -74,14 +74,14 @@ def test_a_part_that_fails_keeps_no_other_from_being_looked_at(doctor):
     assert lines[-1].startswith(f"{words}To do: look at the links") and "pat_jax.train" in lines[-1]
 
 
-def test_a_part_that_hangs_ends_the_process_with_its_name(monkeypatch, tmp_path):
-    ended, lines = [], []
+def test_an_iteration_that_hangs_ends_the_process_with_a_verdict(monkeypatch, doctor):
+    ended, iteration_found = [], body.iteration_found
     monkeypatch.setattr(reports.os, "_exit", ended.append)
-    examination = Examination("doctor", lines.append, tmp_path / "d.json", step_seconds=0.05)
-    examination.look("links", lambda: sleep(0.5) or fine(), "look at the links")
-    assert ended == [1]
-    content = json.loads((tmp_path / "d.json").read_text())
-    assert "links: has not come to an end" in content["verdict"] and not content["is_well"]
+    monkeypatch.setattr(body, "_iteration", lambda *_: sleep(3) or raises())
+    _, lines, content = doctor("--step_seconds", "2", iteration=iteration_found)
+    assert ended == [1] and not content["is_well"]
+    verdicts = [line for line in lines if "iteration: has not come to an end" in line]
+    assert len(verdicts) == 2  # here the process goes on, to a second one
 
 
 def test_accelerators_that_jax_does_not_use_are_named(monkeypatch):
