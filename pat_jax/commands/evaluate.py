@@ -100,7 +100,7 @@ def _open_reward_models(models: RewardModels, setup: SessionSetup) -> None:
     for one in models.values():
         one.reader.compile(by_need=False)
     if models:
-        check_room(models, engine_memory(setup.engine.specs, setup.config.rollout, setup.resident))
+        check_room(models, engine_memory(setup.engine.specs, setup.rollout, setup.resident))
     load_reward_models(models)
 
 

@@ -70,10 +70,10 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     question = question_of(config, command)
     config, target = question.options, question.build.order.target
     run = config.run(target)
-    folder = check_run_dir(run)
+    folder = check_run_dir(run.run_dir, is_resumed=run.resume)
     if config.compile:
         installed(target)
-    lock = make_run_dir(run, folder)
+    lock = make_run_dir(run.run_dir, is_resumed=run.resume)
     try:
         replace_text(folder / CONFIG_FILE, dump(config))
         log_to(folder / "run.log")
@@ -88,7 +88,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
     """Builds the question from the options. Writes and compiles nothing. Raises UserError if
     anything in the options is wrong."""
     target, model = Target.parse(config.target), model_of(config.model)
-    width = settled_width(target, model, config, config, config.responses)
+    width = settled_width(target, model, config, config.experts, config.responses)
     config = replace(config, expert_width=width)
     if config.max_completion_length is None:
         config = config.settled(model.max_position)

@@ -58,7 +58,7 @@ def measured(config: ProfileConfig) -> Measured:
         return measure_shards(config, devices[0])
     model = model_config(config.task, config.layout_choice, devices)
     config = _settled(config, model, devices)
-    subject = profile_subject(config, model, devices)
+    subject = profile_subject(model, config.rollout, config.compute_dtype, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     us = process_group()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
@@ -84,7 +84,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     model = model_config(config.task, config.layout_choice, paper_devices(target))
     config = _settled(config, model, [device])
     check_lengths(config.rollout, model, config.model)
-    subject = profile_subject(config, model, [device])
+    subject = profile_subject(model, config.rollout, config.compute_dtype, [device])
     subject = replace(subject, num_devices=target.num_devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     known = known_profile(config, subject, path, shards_of=str(target))

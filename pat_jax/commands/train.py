@@ -21,7 +21,8 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     """Trains, and returns the run's folder. `rows` are rows that a program gave instead of data
     files."""
     config = meet(config, signals)
-    with rows.placed(config) as config:
+    with rows.placed(config.run_dir, config.files) as paths:
+        config = config.with_files(paths)
         devices = configure(config.devices)
         if config.rollout.expert_width is None and "gpu" in {x.platform for x in devices}:
             from pat_jax.commands.expert_width import with_width  # imports prices as well
@@ -32,7 +33,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
             open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer,
             files_of(setup, signals) as files,
         ):
-            process_group().agree("rows", lambda: rows.keep(config))
+            process_group().agree("rows", lambda: rows.keep(config.run_dir, config.files))
             with opened(setup, scorer, signals, files) as training:
                 finish(training, learn(training))
             if config.show_switch:

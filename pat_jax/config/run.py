@@ -5,7 +5,8 @@ used. The string under a field is its help text on the command line.
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
@@ -173,6 +174,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             learns=self.train,
             skips_special_tokens=self.reward_skip_special_tokens,
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of problems to learn from and to evaluate on."""
+        return (*self.data.files, *self.eval.data)
+
+    def with_files(self, paths: Callable[[Sequence[str]], tuple[str, ...]]) -> "RunConfig":
+        """Returns these options with the paths of all files of problems."""
+        data = replace(self.data, files=paths(self.data.files))
+        return replace(self, data=data, eval=replace(self.eval, data=paths(self.eval.data)))
 
     @property
     def num_redraws(self) -> int:

@@ -195,7 +195,13 @@ class Learner:
             role.name: NonFiniteSteps(run.folder, most, notify, role.name)
             for role in self._roles.trained
         }
-        self.exit_head = learned_head(config, setup, self._shapes)
+        depth = setup.engine.specs.drafts.exit_layer if config.train else 0
+        self.exit_head = None
+        if depth:
+            temperature = config.rollout.temperature
+            self.exit_head = learned_head(
+                config.run_dir, setup.trainer, depth, self._shapes, temperature
+            )
         head, step = self.exit_head, began.steps_done
         if head and step and (lost := head.restore(step)):
             run.progress.print(lost)

@@ -165,13 +165,34 @@ def _generator(
     files.progress.stage("warming up")
     start = time.perf_counter()
     params = learner.state.params
-    measured = warm_up(config, setup, partial(setup.trainer.transfer, params))
-    keep = partial(frozen, config, setup, files.folder, measured, notify)
+    measured = warm_up(
+        config.profile,
+        setup.engine,
+        setup.subject,
+        setup.profile,
+        partial(setup.trainer.transfer, params),
+    )
+    keep = partial(
+        frozen,
+        setup.subject,
+        files.folder,
+        measured,
+        notify,
+        is_deterministic=config.deterministic,
+    )
     latency = process_group().agree("profile", keep)
+    planner = setup.scripted or cost_planner(
+        setup.engine,
+        latency,
+        began.lengths,
+        setup.memory,
+        carry=config.rollout.kv_carry,
+        is_frozen=config.deterministic,
+    )
     generator = Generator(
         setup.engine,
         setup.trainer,
-        setup.scripted or cost_planner(config, setup, latency, began.lengths),
+        planner,
         config.rollout,
         config.seed,
         began.lengths,

@@ -7,7 +7,6 @@ slower, as each device computes more rows. Knows prices by coefficients, which e
 import math
 
 from pat_jax.config.rollout import EngineSizes
-from pat_jax.config.shared import UpdateOptions
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
@@ -20,16 +19,17 @@ LEAST_GAIN = 0.005  # share of the time; for less, experts stay whole
 
 
 def settled_width(
-    target: Target, model: ModelConfig, sizes: EngineSizes, update: UpdateOptions, responses: int
+    target: Target, model: ModelConfig, sizes: EngineSizes, experts: str, responses: int
 ) -> int:
     """Returns the asked width or, for auto, the one with which a rollout's steps take least.
 
     Each halving of the running requests is taken to last equally many steps, as with exponential
     lengths, and each number of them to run in its fastest layout. Experts stay whole on TPUs, where
-    no narrow ones were measured, and if tokens are to be sent to them.
+    no narrow ones were measured, and if an update is to send tokens to them
+    (`experts`).
     """
     of, is_gpu = model.experts, target.chip.platform == "cuda"
-    is_asked = sizes.expert_width or sizes.expert_parallel or update.experts == "exchanged"
+    is_asked = sizes.expert_width or sizes.expert_parallel or experts == "exchanged"
     if of is None or is_asked or not is_gpu:
         return sizes.expert_width or 1
     inside, kernels = target.devices_per_host, kernels_for(target, sums="nccl")

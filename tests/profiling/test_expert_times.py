@@ -16,7 +16,6 @@ from published import DATA, needs_data
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
@@ -289,7 +288,7 @@ def test_auto_divides_widths_as_steps_of_halving_batches_take_least(responses: i
         return sum(min(one.decode_step(s, -(-n // s.dp), 4096) for s in SPLITS) for n in halved)
 
     target = Target.parse("h100:8")
-    width = settled_width(target, SMALL, RolloutConfig(), RunConfig(), responses)
+    width = settled_width(target, SMALL, RolloutConfig(), "auto", responses)
     saved = 1 - seconds(width) / seconds(1)
     assert width == 1 or saved > 0.005
     assert seconds(width) <= 1.006 * min(map(seconds, (1, 2, 4, 8)))
@@ -298,9 +297,9 @@ def test_auto_divides_widths_as_steps_of_halving_batches_take_least(responses: i
 
 def test_auto_leaves_experts_whole_where_nothing_is_known_of_narrow_ones():
     def width(target: str, model: ModelConfig = SMALL, **options: Any) -> int:
-        update = RunConfig(experts=options.pop("experts", "auto"))
+        experts = options.pop("experts", "auto")
         rollout = replace(RolloutConfig(), **options)
-        return settled_width(Target.parse(target), model, rollout, update, 128)
+        return settled_width(Target.parse(target), model, rollout, experts, 128)
 
     assert width("h100:8") == 8 and width("h100:8", expert_width=2) == 2
     dense = replace(SMALL, experts=None)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -31,8 +32,8 @@ from pat_jax.run.files.folder import (
 TEXT = dump(RunConfig(model="tiny", seed=7))
 
 
-def resumed(folder: Path) -> RunConfig:
-    return replace(RunConfig(), run_dir=str(folder), resume=True)
+new = partial(check_run_dir, is_resumed=False)
+resumed = partial(check_run_dir, is_resumed=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def begun(tmp_path_factory) -> Path:
 @given(length=st.integers(0, len(TEXT.encode()) - 1))
 def test_options_that_were_cut_anywhere_come_from_the_checkpoint(begun: Path, length: int):
     (begun / CONFIG_FILE).write_bytes(TEXT.encode()[:length])
-    again = parse(["--config", str(saved_config(check_run_dir(resumed(begun))))])
+    again = parse(["--config", str(saved_config(resumed(str(begun))))])
     assert (again.model, again.seed) == ("tiny", 7)
 
 
@@ -55,7 +56,7 @@ def test_options_that_were_cut_anywhere_come_from_the_checkpoint(begun: Path, le
 def test_without_a_checkpoint_they_are_one_sentence(tmp_path: Path, content: bytes):
     (tmp_path / CONFIG_FILE).write_bytes(content)
     with pytest.raises(UserError, match=r"config\.yaml is cut short: .* `\.\.\.`"):
-        saved_config(check_run_dir(resumed(tmp_path)))
+        saved_config(resumed(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path, name: str):
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"expected {name} there to be a file"):
-        check_run_dir(resumed(tmp_path))
+        resumed(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", [CHECKPOINTS, ROWS, "tensorboard"])
@@ -74,21 +75,22 @@ def test_a_file_in_the_place_of_a_folder(tmp_path: Path, name: str):
     (tmp_path / CONFIG_FILE).write_text(TEXT)
     (tmp_path / name).write_text("?")
     with pytest.raises(UserError, match=f"expected {name} there to be a folder"):
-        check_run_dir(resumed(tmp_path))
+        resumed(str(tmp_path))
 
 
 def test_one_process_at_a_time_writes_there(tmp_path: Path):
     folder = tmp_path / "run"
-    config = replace(RunConfig(), run_dir=str(folder))
-    with make_run_dir(config, check_run_dir(config)):
-        for other in (config, resumed(folder)):
+    assert new(str(folder)) == folder
+    with make_run_dir(str(folder), is_resumed=False):
+        for is_resumed in (False, True):
             with pytest.raises(UserError, match="another process is running there"):
-                make_run_dir(other, folder)
+                make_run_dir(str(folder), is_resumed=is_resumed)
         (folder / CONFIG_FILE).write_text(TEXT)
-    with make_run_dir(resumed(folder), check_run_dir(resumed(folder))):
+    assert resumed(str(folder)) == folder
+    with make_run_dir(str(folder), is_resumed=True):
         pass
     with pytest.raises(UserError, match="another process has begun a run there"):
-        make_run_dir(config, folder)  # as where both looked before either wrote
+        make_run_dir(str(folder), is_resumed=False)  # as where both looked before either wrote
 
 
 @pytest.fixture
@@ -102,8 +104,7 @@ def failed(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_had_done_nothing_can_be_begun_again_there(failed: Path):
-    config = replace(RunConfig(), run_dir=str(failed))
-    with make_run_dir(config, check_run_dir(config)):
+    with make_run_dir(str(new(str(failed))), is_resumed=False):
         pass
     auto = ["--run_dir", str(failed), "--resume", "auto", "--seed", "8"]
     again = options_of_run(auto, parse)
@@ -115,11 +116,10 @@ def test_a_run_that_had_done_nothing_can_be_begun_again_there(failed: Path):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "unfinished", "notes.txt"])
 def test_what_a_run_or_a_person_has_left_is_not_written_over(failed: Path, name: str):
     (failed / name).touch() if "." in name else (failed / name).mkdir()
-    config = replace(RunConfig(), run_dir=str(failed))
     with pytest.raises(UserError, match="expected a new or empty folder"):
-        check_run_dir(config)
+        new(str(failed))
     with pytest.raises(UserError, match="another process has begun a run there"):
-        make_run_dir(config, failed)
+        make_run_dir(str(failed), is_resumed=False)
     assert options_of_run(["--run_dir", str(failed), "--resume", "auto"], parse).resume
 
 
@@ -129,7 +129,7 @@ def test_options_that_no_run_wrote_are_not_written_over(failed: Path):
         if not has_log:
             (failed / LOG_FILE).unlink()
         with pytest.raises(UserError, match="expected a new or empty folder"):
-            check_run_dir(replace(RunConfig(), run_dir=str(failed)))
+            new(str(failed))
 
 
 def test_what_is_asked_for_anew_is_named(tmp_path: Path):

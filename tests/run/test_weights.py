@@ -151,7 +151,7 @@ def twice(*args: Any) -> Params:
 def test_an_adapter_directory_is_merged(base: Path, tmp_path: Path, lora: Lora):
     adapters = learned(lora.abstract_params, seed=2)
     export_adapter(tmp_path / "adapter", lora, adapters, base)
-    weights = weights_of_model(options(base), lora.policy.config, str(tmp_path / "adapter"))
+    weights = weights_of_model(str(base), lora.policy.config, str(tmp_path / "adapter"), 0)
     layout = layouts(lora.policy, 2)[-1]
     found = weights(FLOAT32, lora.policy, layout)
     expected = merged(base, lora, adapters)
@@ -164,9 +164,9 @@ def test_an_adapter_of_another_model_or_of_none_is_refused(base: Path, tmp_path:
     export_adapter(tmp_path / "adapter", lora, lora.init(0), base)
     other = Policy.from_config(replace(lora.policy.config, num_layers=1)).config
     with pytest.raises(UserError, match="is of another model than --model"):
-        weights_of_model(options(base), other, str(tmp_path / "adapter"))
+        weights_of_model(str(base), other, str(tmp_path / "adapter"), 0)
     with pytest.raises(UserError, match=r"--adapter is .*: expected none with --model 'tiny'"):
-        weights_of_model(options(Path("tiny")), other, str(tmp_path / "adapter"))
+        weights_of_model("tiny", other, str(tmp_path / "adapter"), 0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -69,10 +69,8 @@ def test_what_a_head_has_learned_lies_beside_rollouts_and_updates():
     one, none = setup(*source), setup("--speculation.source", "none")
     config = parse([*TINY, "--run_dir", "unused", *source])
     layout = one.trainer.layout
-    head = learned_head(
-        config, one, micro_shapes(config.micro_batches, layout.split.dp, layout.platform)
-    )
-    assert head is not None
+    shapes = micro_shapes(config.micro_batches, layout.split.dp, layout.platform)
+    head = learned_head(config.run_dir, one.trainer, 1, shapes, config.rollout.temperature)
     there = on_first_device(head.trainer.state)
     embed = one.policy.config.embed_dim
     assert 0 <= there - 3 * 4 * embed**2 < 64  # with two moments, and counters

@@ -42,7 +42,7 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
-        folder = check_run_dir(resumed)
+        folder = check_run_dir(resumed.run_dir, is_resumed=True)
         go_on_with_names(folder)
         config = parse(["--config", str(saved_config(folder)), *argv])
         check_asked(config, parse(argv, only=ASKED), folder)
@@ -53,7 +53,7 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     return config
 
 
-def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[str]:
+def _resume_decided(argv: Sequence[str], parse: Callable[..., Options]) -> list[str]:
     """Replaces `--resume auto` by true if the folder has a run, and by false if it has none."""
     split = [text.split("=", 1) if text.startswith("--resume=") else [text] for text in argv]
     words = [word for texts in split for word in texts]
@@ -79,18 +79,18 @@ def _is_run(folder: Path) -> bool:
     return (folder / CONFIG_FILE).exists() or (folder / CHECKPOINTS).is_dir()
 
 
-def check_run_dir(config: AnyRun) -> Path:
+def check_run_dir(run_dir: str, *, is_resumed: bool) -> Path:
     """Returns the run's folder, without creating it. Raises UserError if it cannot be written,
     holds another run, or has nothing to resume."""
-    folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
+    folder, option = Path(run_dir), f"option --run_dir is {run_dir!r}"
     existing = folder
     while not os.path.exists(existing):  # also False without permission to look
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
-    if config.resume and not _is_run(folder):
+    if is_resumed and not _is_run(folder):
         raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
-    if not config.resume and is_used(folder):
+    if not is_resumed and is_used(folder):
         raise UserError(
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
@@ -161,7 +161,7 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
-    changes = differences(_wherever(before), _wherever(config))
+    changes = differences(_wherever(asdict(before)), _wherever(asdict(config)))
     each_start = re.compile(r"run_dir|resume|distributed\..*")
     return [
         f"{name} {old} -> {new}"
@@ -187,9 +187,8 @@ def name_of_rows(path: str) -> str:
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 
 
-def _wherever(config: AnyRun) -> dict[str, Any]:
+def _wherever(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options with files of given rows named relative to the run's folder."""
-    options = asdict(config)
     for section, name in (("data", "files"), ("eval", "data")):
         files = options[section][name]
         options[section][name] = tuple(name_of_rows(file) or file for file in files)
@@ -212,13 +211,13 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
+def make_run_dir(run_dir: str, *, is_resumed: bool) -> BaseFileLock:
     """Creates and locks the folder, before anything else is written. Returns the lock, which is
     held until it is released or the process ends. Raises UserError if the folder cannot be created,
     or if another run writes there."""
-    option = f"option --run_dir is {config.run_dir!r}"
+    folder, option = Path(run_dir), f"option --run_dir is {run_dir!r}"
     lock = lock_folder(folder, option)
-    if not config.resume and is_used(folder):
+    if not is_resumed and is_used(folder):
         raise UserError(f"{option}: another process has begun a run there; choose another folder.")
     return lock
 

@@ -47,7 +47,7 @@ def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
 
 
 def _check_places(config: AnyRun) -> None:
-    check_run_dir(config)
+    check_run_dir(config.run_dir, is_resumed=config.resume)
     check_trackers(config.trackers)
     check_export_dir(config)
     if isinstance(config, RunConfig):

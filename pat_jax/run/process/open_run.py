@@ -84,7 +84,7 @@ class OpenRun:
         self.whole: WholeStep | None = None  # the last one; None: nothing to save yet
         shared, us = Path(config.run_dir), process_group()
         self._lock: BaseFileLock | None = None  # held by the first process
-        self._changed = us.agree("the run's folder", lambda: self._hold(shared))
+        self._changed = us.agree("the run's folder", self._hold)
         self.folder = folder = us.folder(shared)
         # Without options that belong to one start only.
         begun = replace(config, resume=False, distributed=DistributedConfig())
@@ -109,10 +109,11 @@ class OpenRun:
         every = config.checkpoint.every
         self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
 
-    def _hold(self, folder: Path) -> list[str]:
+    def _hold(self) -> list[str]:
         """Locks the folder, and returns the options that differ from before."""
-        self._lock = make_run_dir(self._config, folder)
-        return changed_options(self._config, folder)
+        config = self._config
+        self._lock = make_run_dir(config.run_dir, is_resumed=config.resume)
+        return changed_options(config, Path(config.run_dir))
 
     def tell_changes(self) -> None:
         """Prints which options of a resumed run differ from before."""

@@ -13,22 +13,22 @@ import numpy as np
 
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import Device
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import engine_memory
-from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.roles.weights import Load, weights_of_model, weights_of_run
 from pat_jax.run.start.exit_head_state import saved_head
-from pat_jax.run.start.prepare import keep_profile, unseen_acceptance
+from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.setup import build_engine
 
@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 class SessionSetup:
     """The parts of a session, before anything is compiled."""
 
-    config: RunConfig
+    rollout: RolloutConfig
     engine: RolloutEngine
     subject: Subject  # the model and devices of the profile
+    asked_profile: str  # the value of --profile
     profile: Profile | None  # measured before this start, if any was
     load: Load
     exit_head: np.ndarray | None = None  # learned by a run; see `RolloutEngine.set_weights`
@@ -63,14 +64,23 @@ class SessionSetup:
         cannot work."""
         engine, head, headless = build_engine(config, model, devices, resident), None, ""
         if saved is None:
-            load = weights_of_model(config, model, adapter)
+            load = weights_of_model(config.model, model, adapter, config.seed)
         else:
             layout = next(iter(engine.layouts.values()))
             load = weights_of_run(config, saved, Policy.from_config(model), layout)
             head, headless = saved_head(saved, engine)
-        subject = profile_subject(config, model, devices)
-        profile = find_profile(config, subject)
-        return cls(config, engine, subject, profile, load, head, headless, resident)
+        subject = profile_subject(model, config.rollout, config.compute_dtype, devices)
+        return cls(
+            rollout=config.rollout,
+            engine=engine,
+            subject=subject,
+            asked_profile=config.profile,
+            profile=find_profile(config.profile, subject),
+            load=load,
+            exit_head=head,
+            headless=headless,
+            resident=resident,
+        )
 
     def open(self, *, max_length: int | None = None, debug_nans: bool = False) -> Session:
         """Compiles, loads the weights, and returns the session. Arguments are those of
@@ -93,21 +103,13 @@ class SessionSetup:
         engine = self.engine
         if _is_alone(engine):
             return FixedLayout(next(iter(engine.layouts)))
-        memory = engine_memory(engine.specs, self.config.rollout, self.resident)
-        warmup = Warmup(engine, known=self.profile and self.profile.latency, recheck=True)
+        memory = engine_memory(engine.specs, self.rollout, self.resident)
         started = time.perf_counter()
-        latency, buckets = warmup.measure(self._weights_in), engine.specs.buckets
+        latency = warm_up(self.asked_profile, engine, self.subject, self.profile, self._weights_in)
         names = ", ".join(map(str, engine.layouts))
         note(f"measured {names} in {time.perf_counter() - started:.1f} s")
-        keep_profile(self.config, self.subject, self.profile, latency)
-        return CostModelPlanner(
-            tuple(engine.layouts),
-            latency.on(buckets.rows, buckets.lengths),
-            LengthModel.empty(buckets.lengths[-1]),
-            memory=memory,
-            acceptance=unseen_acceptance(engine.specs.drafts),
-            drafts=engine.specs.drafts.limits,
-        )
+        lengths = LengthModel.empty(engine.specs.buckets.lengths[-1])
+        return cost_planner(engine, latency, lengths, memory)
 
 
 def _is_alone(engine: RolloutEngine) -> bool:

@@ -45,22 +45,23 @@ def check_weights(model: str, option: str = "model", head: Head | None = "vocab"
         check_checkpoint(folder, head)
 
 
-def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
-    """Returns a loader of the weights of --model, with --adapter merged if it is given. Raises
-    UserError if the weights or the adapter are unusable, or if it belongs to another model."""
+def weights_of_model(name: str, model: ModelConfig, adapter: str, seed: int) -> Load:
+    """Returns a loader of the weights of --model, which `name` is, with --adapter merged if it is
+    given. Those of a built-in shape are random, by `seed`. Raises UserError if the weights or the
+    adapter are unusable, or if it belongs to another model."""
     if not adapter:
-        check_weights(config.model)
-        return partial(_load_model, config)
+        check_weights(name)
+        return partial(_load_model, name, seed)
     require(
-        is_checkpoint(config.model),
+        is_checkpoint(name),
         "adapter",
         adapter,
-        f"none with --model {config.model!r}: adapters are added to a Hugging Face checkpoint directory",
+        f"none with --model {name!r}: adapters are added to a Hugging Face checkpoint directory",
     )
     adapter = local_adapter(adapter)
     lora = read_adapter(adapter, Policy.from_config(model))
-    check_weights(config.model)
-    return partial(_load_adapted, config.model, adapter, lora)
+    check_weights(name)
+    return partial(_load_adapted, name, adapter, lora)
 
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
@@ -73,11 +74,11 @@ def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout
     return partial(_load_saved, config.model, saved)
 
 
-def _load_model(config: RunConfig, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
+def _load_model(name: str, seed: int, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
     shardings = layout.param_shardings(policy)
-    if Path(folder := local_checkpoint(config.model)).is_dir():
+    if Path(folder := local_checkpoint(name)).is_dir():
         return load_params(folder, policy, shardings, dtype)
-    return policy.init(config.seed, shardings, dtype)
+    return policy.init(seed, shardings, dtype)
 
 
 def _load_adapted(

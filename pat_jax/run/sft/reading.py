@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.config.fine_tuning import FineTuning, HeldoutConfig
 from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.config import ModelConfig
@@ -62,10 +62,10 @@ def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    found = _read(config, data.files, reader)
+    found = _read(config.eval, data.files, reader)
     heldout = found.evaluated.heldout
     per_byte = heldout.tokens_per_byte if isinstance(heldout, TextRows) else None
-    return ExampleLessons(*found.parts(config), per_byte)
+    return ExampleLessons(*found.parts(config.seed), per_byte)
 
 
 def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLessons:
@@ -80,7 +80,7 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    train, heldout, note = _read(config, data.files, reader).parts(config)
+    train, heldout, note = _read(config.eval, data.files, reader).parts(config.seed)
     has_margin = any(pair.margin for pair in (*train, *heldout))
     center = config.center_rewards_coefficient
     return RewardLessons(train, heldout, note, center, has_margin)
@@ -96,7 +96,7 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    parts = _read(config, data.files, reader).parts(config)
+    parts = _read(config.eval, data.files, reader).parts(config.seed)
     return PreferenceLessons(*parts, config.beta, config.label_smoothing)
 
 
@@ -119,34 +119,34 @@ class _Reader(Protocol[Each_co]):
 class _Found(Generic[Each]):
     read: _Split[Each]
     evaluated: _Split[Each]
+    num_evaluated: int  # at most
 
-    def parts(self, config: FineTuning) -> tuple[Examples[Each], list[Each], str]:
+    def parts(self, seed: int) -> tuple[Examples[Each], list[Each], str]:
         """Returns what `Lessons` begins with."""
-        train = Examples(self.read.train, seed=config.seed)
-        most = config.eval.num_examples if config.eval.every else 0
+        train = Examples(self.read.train, seed=seed)
         told = [str(self.read)]
         if self.evaluated is not self.read:
             told.append(f"eval.data, {self.evaluated}")
-        return train, _spread(self.evaluated.heldout, most), "\n".join(told)
+        return train, _spread(self.evaluated.heldout, self.num_evaluated), "\n".join(told)
 
 
-def _read(config: FineTuning, names: Sequence[str], reader: _Reader[Each]) -> _Found[Each]:
-    files, heldout = find_data("data", names), config.eval.data
+def _read(asked: HeldoutConfig, names: Sequence[str], reader: _Reader[Each]) -> _Found[Each]:
+    files, heldout = find_data("data", names), asked.data
     evaluated_files = find_data("eval.data", heldout, split="test")
-    is_split = config.eval.every > 0 and not heldout
-    read = reader.read(files, config.eval.share if is_split else 0.0)
+    is_split = asked.every > 0 and not heldout
+    read = reader.read(files, asked.share if is_split else 0.0)
     evaluated = reader.read(evaluated_files, 1.0) if heldout else read
     if not read.train:
         raise UserError(
             f"option --data is {' '.join(names)!r}, which leaves nothing to learn from "
             f"({read}): expected something; raise --max_length, or use more data."
         )
-    if config.eval.every and not evaluated.heldout:
+    if asked.every and not evaluated.heldout:
         raise UserError(
             f"there is nothing to evaluate ({evaluated}): expected at least one held-out example; use "
             "more data, raise --eval.share, give --eval.data, or take --eval.every 0."
         )
-    return _Found(read, evaluated)
+    return _Found(read, evaluated, asked.num_examples if asked.every else 0)
 
 
 def _spread(heldout: Sequence[Each], most: int) -> list[Each]:

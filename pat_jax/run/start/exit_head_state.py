@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.run.checkpoints.checkpoint import is_gone
 from pat_jax.run.checkpoints.side_files import SideFiles, as_file, of_file
 from pat_jax.run.roles.saved_policy import SavedPolicy
-from pat_jax.run.start.setup import Setup
-from pat_jax.training.build import DTYPES, logit_tokens
+from pat_jax.training.build import logit_tokens
 from pat_jax.training.exit_head import ExitHeadTrainer
+from pat_jax.training.trainer import Trainer
 
 FOLDER = "exit_head"  # in the run's folder, with a file for each checkpoint
 _WHAT, _KEPT = "exit head", "heads of first layers"
@@ -105,19 +104,20 @@ def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | 
 
 
 def learned_head(
-    config: RunConfig, setup: Setup, micro_shapes: Sequence[tuple[int, int]]
-) -> LearnedHead | None:
-    """Builds and compiles the run's exit head. Returns None without training or early exit."""
-    depth, trainer = setup.engine.specs.drafts.exit_layer, setup.trainer
-    if not depth or not config.train:
-        return None
+    run_dir: str,
+    trainer: Trainer,
+    depth: int,
+    micro_shapes: Sequence[tuple[int, int]],
+    temperature: float,
+) -> LearnedHead:
+    """Builds and compiles the exit head of a run, after the first `depth` layers of the policy."""
     built = ExitHeadTrainer(
         trainer,
         depth=depth,
         micro_shapes=micro_shapes,
-        dtype=DTYPES[config.compute_dtype],
-        temperature=config.rollout.temperature,
-        logit_tokens=logit_tokens(setup.policy, trainer.layout),
+        dtype=trainer.trained.compute_dtype,
+        temperature=temperature,
+        logit_tokens=logit_tokens(trainer.policy, trainer.layout),
     )
     built.compile()
-    return LearnedHead(built, SideFiles(Path(config.run_dir), FOLDER, _KEPT))
+    return LearnedHead(built, SideFiles(Path(run_dir), FOLDER, _KEPT))

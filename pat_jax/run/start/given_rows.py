@@ -7,9 +7,9 @@ mean.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from filelock import FileLock, Timeout
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
 # Options that can have rows, and the name of the file, by which metrics call a problem set.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
 _SECTIONS = ("data", "eval")
+Paths = Callable[[Sequence[str]], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,22 @@ class GivenRows:
         return name
 
     @contextmanager
-    def placed(self, config: RunConfig) -> Iterator[RunConfig]:
-        """Writes the rows into the run's folder, and yields the options with the files' paths. On
-        exit, removes them if no run has begun there. A UserError raised inside names the rows
-        instead of the file."""
-        run = Path(config.run_dir).absolute()
-        files = {name: run / name for name in _files(config) if name in self._rows}
+    def placed(self, run_dir: str, names: Sequence[str]) -> Iterator[Paths]:
+        """Writes those of the rows that options have the `names` of into the run's folder. Yields a
+        function that returns the paths of such names: the folder may have been moved. On exit,
+        removes the rows if no run has begun there. A UserError raised inside names the rows instead
+        of the file."""
+        run = Path(run_dir).absolute()
+        files = {name: run / name for name in names if name in self._rows}
+
+        def paths(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(str(files.get(name) or _here(name, run)) for name in names)
+
         existed = run.exists()
         new = [path for path in files.values() if not path.exists()]
         try:
             process_group().agree("rows", lambda: self._write(files))
-            yield _with_paths(config, run, files)
+            yield paths
         except UserError as error:
             sentence = self._worded(str(error), files)
             if sentence == str(error):
@@ -81,12 +86,12 @@ class GivenRows:
             if process_group().is_first:
                 _remove_unused(run, new, existed=existed)
 
-    def keep(self, config: RunConfig) -> None:
-        """Writes missing files again, once this process has locked the folder: another process
-        with the same rows may have failed and removed them."""
-        run = Path(config.run_dir).absolute()
+    def keep(self, run_dir: str, used: Sequence[str]) -> None:
+        """Writes missing files again, of those that are `used`, once this process has locked the
+        folder: another process with the same rows may have failed and removed them."""
+        run = Path(run_dir).absolute()
         files = {name: run / name for name in self._rows}
-        lost = {name: path for name, path in files.items() if str(path) in _files(config)}
+        lost = {name: path for name, path in files.items() if str(path) in used}
         self._write({name: path for name, path in lost.items() if not path.is_file()})
 
     def _write(self, files: Mapping[str, Path]) -> None:
@@ -100,20 +105,6 @@ class GivenRows:
             sentence = sentence.replace(f"{path}, line ", f"{label}, row ")
             sentence = sentence.replace(str(path), label)
         return sentence
-
-
-def _files(config: RunConfig) -> list[str]:
-    return [*config.data.files, *config.eval.data]
-
-
-def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunConfig:
-    """Returns the options with the paths of given rows in this folder: it may have been moved."""
-
-    def paths(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(str(files.get(name) or _here(name, run)) for name in names)
-
-    data = replace(config.data, files=paths(config.data.files))
-    return replace(config, data=data, eval=replace(config.eval, data=paths(config.eval.data)))
 
 
 def _here(name: str, run: Path) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import KvCarry
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
@@ -16,33 +17,34 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.run.start.setup import Setup
 
 log = logging.getLogger(__name__)
 
 
 def warm_up(
-    config: RunConfig,
-    setup: Setup,
+    asked: str,
+    engine: RolloutEngine,
+    subject: Subject,
+    known: Profile | None,
     load_weights: Callable[[Layout], Params],
 ) -> LatencyModel:
     """Runs the compiled programs. Measures what the profile lacks, and checks what it has: a
-    machine changes, and a wrong profile costs more than these few runs."""
-    known = setup.profile and setup.profile.latency
-    measured = Warmup(setup.engine, known=known, recheck=True).measure(load_weights)
-    keep_profile(config, setup.subject, setup.profile, measured)
+    machine changes, and a wrong profile costs more than these few runs. With --profile auto, which
+    `asked` says, what was measured is kept."""
+    warmup = Warmup(engine, known=known and known.latency, recheck=True)
+    measured = warmup.measure(load_weights)
+    if asked == "auto" and process_group().is_first:
+        _keep(subject, known, measured)
     return measured
 
 
-def keep_profile(
-    config: RunConfig, subject: Subject, known: Profile | None, measured: LatencyModel
-) -> None:
+def _keep(subject: Subject, known: Profile | None, measured: LatencyModel) -> None:
     """Saves what was measured for the next start on this machine, unless `pat_jax.profile` has a
     profile of it. Its folder is another one: that command measures more bursts, and must not take
     these few for its own."""
-    measured_in_full = PROFILE_DIR / subject.file_name
-    if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
+    if (PROFILE_DIR / subject.file_name).exists():
         return
     profile = replace(known or Profile(subject, measured), latency=measured)
     try:
@@ -52,16 +54,22 @@ def keep_profile(
 
 
 def cost_planner(
-    config: RunConfig, setup: Setup, latency: LatencyModel, lengths: LengthModel
+    engine: RolloutEngine,
+    latency: LatencyModel,
+    lengths: LengthModel,
+    memory: MemoryModel,
+    *,
+    carry: KvCarry = "auto",
+    is_frozen: bool = False,
 ) -> CostModelPlanner:
-    specs = setup.engine.specs
+    specs = engine.specs
     return CostModelPlanner(
-        tuple(setup.engine.layouts),
+        tuple(engine.layouts),
         latency.on(specs.buckets.rows, specs.buckets.lengths),
         lengths,
-        carry=config.rollout.kv_carry,
-        is_frozen=config.deterministic,
-        memory=setup.memory,
+        carry=carry,
+        is_frozen=is_frozen,
+        memory=memory,
         acceptance=unseen_acceptance(specs.drafts),
         drafts=specs.drafts.limits,
     )
@@ -73,19 +81,20 @@ def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
 
 
 def frozen(
-    config: RunConfig,
-    setup: Setup,
+    subject: Subject,
     folder: Path,
     measured: LatencyModel,
     notify: Callable[[str], None],
+    *,
+    is_deterministic: bool,
 ) -> LatencyModel:
     """Saves the measured profile and returns it. With `--deterministic`, returns instead the one
     that the run began with, if there is one."""
     path = folder / "profile.json"
-    if config.deterministic and path.exists():
-        kept = load_profile(path, setup.subject).latency
+    if is_deterministic and path.exists():
+        kept = load_profile(path, subject).latency
         if kept.covers(measured):
             return kept
         notify(f"{path} is of other shapes: measured anew")
-    Profile(setup.subject, measured).save(path)
+    Profile(subject, measured).save(path)
     return measured

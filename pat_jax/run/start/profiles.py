@@ -9,7 +9,7 @@ import jax
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 
@@ -17,8 +17,10 @@ log = logging.getLogger(__name__)
 WHOLE = {"expert_parallel": 0, "expert_width": 1}  # what a subject does not name
 
 
-def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
-    split = {name: getattr(config.rollout, name) for name in WHOLE}
+def profile_subject(
+    model: ModelConfig, rollout: RolloutConfig, dtype: str, devices: Sequence[Device]
+) -> Subject:
+    split = {name: getattr(rollout, name) for name in WHOLE}
     others = {name: ways for name, ways in split.items() if ways != WHOLE[name] and ways}
     return Subject(
         backend=devices[0].platform,
@@ -26,18 +28,19 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
         num_devices=len(devices),
         # Padding of heads costs less than a profile's own corrections; pinned layouts have none.
         model={k: v for k, v in asdict(model).items() if k != "query_multiple"} | others,
-        dtype=config.compute_dtype,
-        weights=config.rollout.weights,
+        dtype=dtype,
+        weights=rollout.weights,
         jax=jax.__version__,
     )
 
 
-def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
-    """Returns the profile to plan by, or None if there is none yet or --profile is none."""
-    if config.profile == "none":
+def find_profile(asked: str, subject: Subject) -> Profile | None:
+    """Returns the profile to plan by, or None if there is none yet or --profile is none, by its
+    value `asked`."""
+    if asked == "none":
         return None
-    if config.profile != "auto":
-        return process_group().agree("profile", lambda: load_profile(Path(config.profile), subject))
+    if asked != "auto":
+        return process_group().agree("profile", lambda: load_profile(Path(asked), subject))
     return process_group().agree("profile", lambda: _profile_of(subject))
 
 

@@ -146,8 +146,8 @@ def _built(
     if places.is_split:
         owned_arrays.register()
     of_rollout = places["rollout"]
-    subject = profile_subject(config, model, of_rollout)
-    profile = find_profile(config, subject)
+    subject = profile_subject(model, config.rollout, config.compute_dtype, of_rollout)
+    profile = find_profile(config.profile, subject)
     policy = Policy.from_config(model)
     check_offload(config.optimizer, devices)
     placed = PlacedLayouts.of(config, model, places, kernels)
