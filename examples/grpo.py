@@ -14,17 +14,17 @@ import numpy as np
 from pat_jax.common.devices import configure
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import POLICY, REFERENCE
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import group_advantages
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.generation import Generator
-from pat_jax.run.roles.adapters import initial_params
+from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.run.start.setup import build
 from pat_jax.training.build import micro_shapes, shares_prompts
-from pat_jax.training.roles import REFERENCE
 
 DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]
 
@@ -45,7 +45,7 @@ def train(config: RunConfig) -> list[float]:
     # Compile all programs of the update, and a few of the rollout; it compiles others when needed.
     setup.roles.compile()
     engine.compile()
-    state = trainer["init_state"](initial_params(trainer, config))
+    state = trainer["init_state"](initial_params(setup.roles.models[POLICY], trainer, config.seed))
     if reference is not None:
         reference.take(state.params)
     shapes = micro_shapes(config.micro_batches, trainer.layout.split.dp, trainer.layout.platform)

@@ -10,6 +10,7 @@ import numpy as np
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.role_table import REFERENCE, TEACHER
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.teacher import TeacherConfig
@@ -20,7 +21,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-from pat_jax.training.roles import REFERENCE, TEACHER, Roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05

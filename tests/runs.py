@@ -18,6 +18,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import reward_roles
+from pat_jax.config.run import RunConfig
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
@@ -30,6 +32,8 @@ from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import CONFIG_FILE
 from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
+from pat_jax.run.roles.role_models import Division
 from pat_jax.run.start.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent
@@ -174,3 +178,9 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a repetition has to repeat: all but the clock's readings and the memory."""
     clocks = re.compile("time|(timing|memory)/.*|.*(tokens_per_s|seconds)|train/mfu")
     return [{k: v for k, v in row.items() if not clocks.fullmatch(k)} for row in rows]
+
+
+def reward_models(config: RunConfig) -> RewardModels:
+    """The reward models of a run on two devices, without weights."""
+    made_of = reward_roles(config, "cpu"), config.reward_model, config.rollout
+    return build_reward_models(*made_of, jax.devices()[:2], Division(config.rollout.page_size))

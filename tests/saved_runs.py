@@ -17,7 +17,7 @@ from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
-from pat_jax.run.roles.adapters import identity
+from pat_jax.run.roles.fingerprint import identity
 from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trainable_params import Leaves
 

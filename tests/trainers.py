@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
@@ -27,7 +28,7 @@ from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.carrier import Carrier
 from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.transfer import Receivers

@@ -11,6 +11,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.role_table import reward_roles
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import engine_memory
@@ -31,7 +32,9 @@ from pat_jax.run.roles.reward_models import (
     load_reward_models,
     resident_of,
 )
+from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.scoring import FailedRollouts, open_scorer, try_out
 from pat_jax.run.start.setup import checked_tokenizer, model_config
 
@@ -54,11 +57,13 @@ def evaluate(config: EvaluateConfig) -> None:
     rollout = problem_sets.fitted(run.rollout, run.eval.num_generations, len(devices))
     algorithm = replace(run.algorithm, mini_batch_size=rollout.prompts_per_step)
     run = replace(run, rollout=rollout, algorithm=algorithm)
-    reward_models = build_reward_models(run, devices)
+    judges = reward_roles(run, devices[0].platform)
+    division = Division(rollout.page_size)
+    reward_models = build_reward_models(judges, run.reward_model, rollout, devices, division)
     resident = resident_of(reward_models)
     setup = SessionSetup.of(run, model, devices, saved, config.adapter, resident)
     for one in reward_models.values():
-        one.check_weights()
+        check_weights(one.model.role.source, "reward", head=None)
     progress = Progress(0)
     with open_scorer(problem_sets.rewards, config.reward_limits, reward_models) as scorer:
         first = problem_sets.sets[0].prompts[0]

@@ -11,6 +11,8 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.rules import require
+from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.role_table import reward_role
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
@@ -20,7 +22,8 @@ from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.data.schemas import PairSchema
 from pat_jax.rl.text.tokenizer import Chat
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.roles.reward_models import FoundRewardModel, Texts, find_reward_model, load_weights
+from pat_jax.run.roles.reward_models import FoundRewardModel, Texts, find_reward_model
+from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.heldout import set_names
 from pat_jax.run.start.task import find_files
@@ -38,29 +41,29 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     join(config.distributed)
     devices, options = configure(config.devices), config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)
-    given = find_reward_model(
-        options.model, f"option --reward_model is {options.model!r}", chat=chat
-    )
+    dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
+    role = reward_role(options.model, dtype, option="reward_model")
+    given = find_reward_model(role, f"option --reward_model is {options.model!r}", chat=chat)
     found = _read(config, given)
-    pairs = [pair for one in found.values() for pair in one.heldout]
+    pairs = [pair for each in found.values() for pair in each.heldout]
     longest = max(len(text) for pair in pairs for text in (pair.chosen, pair.rejected))
     texts = Texts(longest, 2 * min(AT_ONCE, len(pairs)))
-    scorer = given.scorer(options, texts, devices, RolloutConfig.page_size)
+    one = given.handle(options, texts, devices, Division(RolloutConfig.page_size))
     check_weights(options.model, "reward_model", head=None)
     progress = Progress(0)
     with EvaluationFolder(config) as folder:
-        for name, one in found.items():
-            progress.print(f"{name}: {len(one.heldout):,} pairs; {one.left_out}")
-        scorer.reader.compile(by_need=False)
-        load_weights(scorer.reader, options.model)
+        for name, each in found.items():
+            progress.print(f"{name}: {len(each.heldout):,} pairs; {each.left_out}")
+        one.reader.compile(by_need=False)
+        one.load()
         start = time.perf_counter()
-        rewards = iter(_score(scorer, pairs))
+        rewards = iter(_score(one.scorer, pairs))
         measured = [
-            PairRewards.of(name, one.heldout, np.array([next(rewards) for _ in one.heldout]))
-            for name, one in found.items()
+            PairRewards.of(name, each.heldout, np.array([next(rewards) for _ in each.heldout]))
+            for name, each in found.items()
         ]
         seconds = time.perf_counter() - start
-        left_out = {name: len(one.too_long) for name, one in found.items()}
+        left_out = {name: len(each.too_long) for name, each in found.items()}
         folder.finish(content(config, measured, left_out, seconds))
     progress.close()
     print(words(config, measured, seconds))

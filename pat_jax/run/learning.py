@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from pat_jax.common.owners import known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.config.run import RunConfig
 from pat_jax.planning import stage_names
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
@@ -35,10 +36,10 @@ from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.init_state import Beginning
 from pat_jax.run.start.setup import Setup
 from pat_jax.run.start.shaping import KL_OF_A_TOKEN
-from pat_jax.training.build import schedule_of, shares_prompts
+from pat_jax.training.build import shares_prompts
 from pat_jax.training.model_flops import training_flops
-from pat_jax.training.roles import REFERENCE, Roles, States
-from pat_jax.training.trainer import CRITIC, POLICY, Trainer
+from pat_jax.training.roles import Roles, States
+from pat_jax.training.trainer import POLICY, Trainer
 from pat_jax.training.update_result import UpdateResult
 
 
@@ -186,10 +187,7 @@ class Learner:
         self.states, self._checksums = began.states, began.base_checksums
         self._shaping = began.shaping
         self._shapes = self._roles.micro_shapes
-        self._rates = {
-            POLICY: schedule_of(config.optimizer_in_use, config.policy_updates),
-            CRITIC: schedule_of(config.critic_optimizer, config.critic_updates),
-        }
+        self._rates = self._roles.learning_rates
         most, notify = config.optimizer.max_skipped, run.progress.print
         self._skipped = {
             role.name: NonFiniteSteps(run.folder, most, notify, role.name)

@@ -15,6 +15,7 @@ from pat_jax.common.timeline import recorded
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.sizing.memory_words import describe_peak
+from pat_jax.rl.data import arithmetic
 from pat_jax.run.collect import Collector, Drawn, Experience, History
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
@@ -104,7 +105,9 @@ def finish(run: Run, last: Drawn | None) -> None:
         plot_rollout(last.trace(setup.engine.capacity), run.files.folder / "rollout.svg")
     run.files.close()
     log.info("%s", describe_peak(setup.memory, setup.devices, run.compiled.update))
-    export_roles(config, setup.roles, run.learner.states, max(config.steps, run.first))
+    tokenizer_dir = arithmetic.TOKENIZER_DIR if config.data.is_arithmetic else None
+    step = max(config.steps, run.first)
+    export_roles(setup.roles, run.learner.states, step, config.run_dir, tokenizer_dir)
     run.files.tell_end(run.compiled.seconds, plan)
 
 

@@ -61,7 +61,7 @@ def opened(
         announce(config, setup, progress)
         compiled = compile_run(config, setup, progress)
         files.tell_changes()
-        began = begin(config, setup, files)
+        began = begin(setup, files)
         load_reward_models(setup.reward_models)
         learner = Learner(config, setup, began, files)
         lanes = threads.enter_context(

@@ -67,7 +67,13 @@ def allowed_placements(setup: Setup) -> list[PlacementName]:
         try:
             asked = replace(config, placement=replace(config.placement, name=name))
             places = Places.of(asked, setup.devices)
-            placed = PlacedLayouts.of(asked, setup.policy.config, places, None)
+            placed = PlacedLayouts.of(
+                setup.policy.config,
+                places,
+                config.rollout,
+                config.layout_choice,
+                config.fsdp_size,
+            )
         except UserError:
             continue
         # Without models that it places elsewhere, interleave is flatten.

@@ -18,7 +18,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.compute import Compute, MicroBatches
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.lora import AdapterConfig, LoraConfig
-from pat_jax.config.optimizer import OptimizerConfig
+from pat_jax.config.role_table import Optimization
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_modules import ALL_LINEAR
@@ -30,9 +30,8 @@ from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
-from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
+from pat_jax.rl.batches.packing import MOST_SHAPES, Shape, shapes
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trainable_params import TrainableParams
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
@@ -41,25 +40,8 @@ SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
 SCANNED_FROM = 8  # layers
 ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
 GROUP_UNIT = 8  # the same for rows that hold a whole group
+SHORTEST_ROW = 64  # tokens, of a run that learns from files
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-def trained_of(
-    policy: Policy, layout: Layout, lora: LoraConfig, *, compute_dtype: str, weight_dtype: str
-) -> TrainableParams:
-    """Returns which parameters of the policy the options train.
-
-    Raises:
-      UserError: the options ask for adapters that the model cannot have.
-    """
-    return TrainableParams(
-        policy,
-        layout,
-        build_lora(lora, policy),
-        # The forward pass rounds to this dtype anyway: nothing is lost, and half the memory saved.
-        compute_dtype=DTYPES[compute_dtype],
-        weight_dtype=DTYPES[weight_dtype],
-    )
 
 
 def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> Policy:
@@ -71,19 +53,8 @@ def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> 
     return lora.beside(kept) if lora else kept
 
 
-def new_adapters(config: AdapterConfig, policy: Policy) -> Lora:
-    """Returns the new adapters that the options ask for.
-
-    Raises:
-      UserError: a target matches no linear layer.
-    """
-    alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
-    option = f"{config.SECTION}targets"
-    return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets, option=option)
-
-
-def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
-    """Returns the adapters that the options ask for; None if the whole policy is trained.
+def build_lora(config: AdapterConfig, policy: Policy) -> Lora | None:
+    """Returns the adapters that the options ask for; None if the whole model is trained.
 
     Raises:
       UserError: a target matches no linear layer, or the adapter to continue from belongs to
@@ -91,8 +62,10 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     """
     if not config.is_on:
         return None
-    if not config.adapter:
-        return new_adapters(config, policy)
+    if not isinstance(config, LoraConfig) or not config.adapter:
+        alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
+        option = f"{config.SECTION}targets"
+        return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets, option=option)
     lora = read_adapter(local_adapter(config.adapter, option="lora.adapter"), policy)
     asked = config.targets and Lora.of(policy, rank=1, alpha=1, targets=config.targets).modules
     for name, value, is_kept, found in (
@@ -180,24 +153,23 @@ def logit_tokens(policy: Policy, layout: Layout) -> int:
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
-def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """Returns AdamW for `total_steps` optimizer steps."""
+def optimizer_of(asked: Optimization) -> optax.GradientTransformation:
+    """Returns AdamW."""
     # The trainer handles how weights are kept and where moments rest, the run when to give up.
     others = ("weight_dtype", "offload", "max_skipped")
-    own = {k: v for k, v in asdict(options).items() if k not in others}
-    return make_optimizer(total_steps=total_steps, **own)
+    own = {k: v for k, v in asdict(asked.optimizer).items() if k not in others}
+    return make_optimizer(total_steps=asked.steps, **own)
 
 
-def schedule_of(
-    optimizer: OptimizerConfig, total_steps: int
-) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from an optimizer step, 0 … `total_steps` - 1, to its learning rate."""
-    assert optimizer.learning_rate is not None, "as `optimizer_in_use` has it"
+def schedule_of(asked: Optimization) -> Callable[[ArrayLike], Array | np.floating]:
+    """Returns a function from an optimizer step, from 0, to its learning rate."""
+    optimizer = asked.optimizer
+    assert optimizer.learning_rate is not None
     return make_schedule(
         learning_rate=optimizer.learning_rate,
         schedule=optimizer.schedule,
         warmup_steps=optimizer.warmup_steps,
-        total_steps=total_steps,
+        total_steps=asked.steps,
     )
 
 
@@ -237,7 +209,7 @@ def shares_prompts(batches: MicroBatches, platform: str) -> bool:
     return batches.share_prompts and knows_branches(platform)
 
 
-def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[tuple[int, int]]:
+def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[Shape]:
     """Returns rows and length of each micro-batch that an update may have, smallest first.
 
     If responses share prompts, a row holds a whole group where the budget has room for such rows.
@@ -250,7 +222,7 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
     longest = batches.max_prompt_length + batches.max_completion_length
     whole = largest_length(longest, min(batches.min_length, ROW_UNIT))
 
-    def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[tuple[int, int]]:
+    def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[Shape]:
         """Shapes with rows of this length, each with room for `most_of_group` longest responses."""
         rows = batches.prompts * -(-responses // most_of_group)
         if batches.demonstrations:
@@ -265,3 +237,16 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
     group = largest_length(prompt + responses * response, GROUP_UNIT)
     length = max(whole, min(group, budget // num_shards // GROUP_UNIT * GROUP_UNIT))
     return of(length, (length - prompt) // response, len(apart))
+
+
+def row_shapes(max_length: int, budget: int, num_shards: int, num_texts: int = 1) -> list[Shape]:
+    """Returns the shapes of micro-batches of texts.
+
+    Args:
+      max_length: the longest text's, in tokens.
+      budget: most tokens of a micro-batch, on all devices together.
+      num_texts: how many of the longest texts the longest row holds.
+    """
+    shortest = min(SHORTEST_ROW, max_length)
+    whole = largest_length(num_texts * max_length, shortest)
+    return shapes(ladder(shortest, whole), budget, num_shards)

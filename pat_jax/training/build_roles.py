@@ -1,221 +1,154 @@
-"""Builds the models of a run that a configuration asks for: what each is, and what it does.
+"""Builds the handles of a run's models: trainers and readers.
 
-Knows options and roles. Does not know data, checkpoints or which devices there are.
+Knows rows of the table of roles. Does not know data, checkpoints or which devices there are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from pat_jax.common.pytree import on_devices
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.draft.drafters import NO_DRAFTER
-from pat_jax.layout.layout import Layout
-from pat_jax.models.lora import Lora
-from pat_jax.models.policy import Policy
-from pat_jax.planning.types import Split
-from pat_jax.rl.algorithm.losses import LOGPROBS
-from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.role_table import CRITIC, POLICY, REFERENCE, TEACHER, Role
+from pat_jax.rl.algorithm.losses import LOGPROBS, Loss
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import COLUMNS
-from pat_jax.training.build import (
-    DTYPES,
-    check_experts,
-    micro_shapes,
-    new_adapters,
-    optimizer_of,
-    policy_loss,
-    predictor_of,
-    rollout_policy,
-    trained_of,
-)
-from pat_jax.training.carrier import Carrier
-from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.build import check_experts, optimizer_of, policy_loss
+from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.own_loss import own_loss
-from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.role_model import RoleModel
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC, OLD, Trainer
+from pat_jax.training.trainer import OLD, Trainer
 from pat_jax.training.transfer import Receivers
-
-NO_READERS: Mapping[str, Reader] = MappingProxyType({})
-NO_CARRIERS: Mapping[Split, Carrier] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class CriticModel:
-    """The critic's model, layout and source: what is known before its weights are loaded."""
+class Losses:
+    """What trained models minimize."""
 
-    policy: Policy  # a model with a scalar head
-    layout: Layout
-    source: str = ""  # a directory, or a name on the Hub; empty: it begins as the policy
-
-    @property
-    def begins_as_policy(self) -> bool:
-        return not self.source
-
-    def lora(self, config: RunConfig) -> Lora | None:
-        """Returns the critic's adapters; None if the whole critic is trained.
-
-        Raises:
-          UserError: a target matches no linear layer.
-        """
-        asked = config.critic.lora
-        return new_adapters(asked, self.policy) if asked.is_on else None
+    policy: Loss
+    supervised: Loss | None = None  # of the policy, in the stage before
+    critic: Loss | None = None
 
 
 def build_roles(
-    config: RunConfig,
-    policy: Policy,
-    layout: Layout,
-    rollout_layouts: dict[Split, Layout],
-    drafter: Drafter = NO_DRAFTER,
-    teacher: Mapping[str, Reader] = NO_READERS,
+    models: Sequence[RoleModel],
+    losses: Losses,
+    shapes: Sequence[Shape],
+    receivers: Receivers,
+    *,
+    rests: bool = False,
     others: Sequence[Any] = (),
-    critic: CriticModel | None = None,
-    reference: Layout | None = None,
-    carriers: Mapping[Split, Carrier] = NO_CARRIERS,
-    row_shards: int = 0,
+    beside: DrafterState | None = None,
 ) -> Roles:
-    """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
+    """Returns the handles of the policy and of the models that read its micro-batches.
 
     Args:
-      carriers: of transfers to rollouts on other devices (`Receivers.carriers`).
-      reference: the reference's layout; None: the policy's.
-      row_shards: the number that divides the rows of each micro-batch; 0: the policy's replicas.
-      critic: what the critic is, if the algorithm has one.
-      drafter: the rollouts' drafter; its arrays stay on the devices during updates.
-      teacher: a frozen role of another model, by its name.
+      receivers: of the policy.
+      shapes: of micro-batches; empty if nothing is learned: then no passes are compiled.
+      rests: whether models wait in the host's memory while no stage needs them.
       others: shapes with shardings of what else stays on the devices, such as reward models.
+      beside: arrays that a drafter keeps on the devices.
 
     Raises:
-      UserError: the options ask for adapters that the model cannot have, or for a form of updates
+      UserError: the options ask for adapters that a model cannot have, or for a form of updates
         with experts, which no trained model has.
     """
-    check_experts(config.experts, [policy, *([critic.policy] if critic else [])])
-    algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
-    is_warm = config.warm_start.steps > 0
-    trained = trained_of(
-        policy,
-        layout,
-        config.lora,
-        compute_dtype=config.compute_dtype,
-        weight_dtype=config.optimizer.weight_dtype,
+    found = {model.role.name: model for model in models}
+    policy, critic = found[POLICY], found.get(CRITIC)
+    trained = [model.policy for model in models if model.role.trained]
+    check_experts(policy.role.compute.experts, trained)
+    held = policy.held()
+    update = policy.update(losses.policy)
+    before = losses.supervised and _supervised(policy, update, losses.supervised)
+    trainer = _trainer(
+        policy, held, update, receivers, shapes, rests=rests, supervised=before, beside=beside
     )
-    shapes = micro_shapes(config.micro_batches, row_shards or layout.split.dp, layout.platform)
-    readers = {**_readers(config, trained, reference or layout, shapes), **teacher}
-    of_values = critic and _critic(config, critic, shapes)
-    beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
-    update, supervised = _updates(config, policy, layout)
-    learns, embed = config.train or is_warm, policy.config.embed_dim
-    kept = rollout_policy(policy, config.rollout.weights, trained.lora)
-    trainer = Trainer(
-        trained,
-        update,
-        Receivers(dtype, rollout_layouts, kept, carriers),
-        # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=shapes if learns else (),
-        num_iterations=algorithm.num_iterations,
-        supervised=supervised if is_warm else None,
-        # KL in the reward, and a teacher of sampled tokens, compare the policy before the update
-        # with another.
-        predicts=algorithm.penalizes_kl or (bool(teacher) and not config.teacher.top_k),
-        others=_near(layout, [*beside, *(of_values.kept if of_values else ())]),
-        is_offloaded=config.optimizer.offload,
-        rests="moments" if config.roles.rest == "host" else "nothing",
-        beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
-    )
-    if of_values:
-        of_values.others = _near(of_values.layout, [*beside, *trainer.kept])
-    own = [layout, *([of_values.layout] if of_values else [])]
-    own += [reader.held.layout for reader in readers.values()]
-    are_apart = len({each.devices for each in own}) > 1
-    return Roles(trainer, readers, of_values, others, shapes, are_apart=are_apart)
+    of_values = None
+    if critic and losses.critic:
+        # Adapters of a critic that begins as the policy are added to the base of the policy's.
+        shares = not critic.role.source and critic.lora is not None and held.lora is not None
+        own = critic.held(shares_base=shares)
+        learned, to_none = critic.update(losses.critic), Receivers(critic.dtype)
+        of_values = _trainer(critic, own, learned, to_none, shapes, rests=rests)
+    readers = {
+        # With adapters, the reference has the policy's base, and adapters of its own.
+        name: model.reader(
+            shapes, held if name == REFERENCE and held.lora else model.held(), rests=rests
+        )
+        for name, model in found.items()
+        if not model.role.trained
+    }
+    roles = Roles(trainer, readers, of_values, others, shapes, found)
+    frozen = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
+    for one in roles.trained:
+        kept = [tree for other in roles.trained if other is not one for tree in other.kept]
+        one.others = on_devices([*frozen, *kept], one.layout.devices)
+    return roles
 
 
-def _near(layout: Layout, trees: Any) -> list[Any]:
-    """Returns what of these trees is on the layout's devices."""
-    return on_devices(trees, layout.devices)
-
-
-def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> Trainer:
-    """Returns the trainer of the critic, which is sent to no rollout."""
-    policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
-    update = Update(
-        predictor_of(config.compute, policy, layout),
-        optimizer_of(config.critic_optimizer, config.critic_updates),
-        ValueLoss(config.algorithm.value_clip),
-    )
-    lora = model.lora(config)
-    trained = TrainableParams(
-        policy,
-        layout,
-        lora,
-        compute_dtype=dtype,
-        weight_dtype=DTYPES[config.optimizer.weight_dtype],
-        shares_base=lora is not None and model.begins_as_policy and config.lora.is_on,
-    )
+def _trainer(
+    model: RoleModel,
+    held: TrainableParams,
+    update: Update,
+    receivers: Receivers,
+    shapes: Sequence[Shape],
+    *,
+    rests: bool,
+    supervised: Update | None = None,
+    beside: DrafterState | None = None,
+) -> Trainer:
+    trained = model.role.trained
+    assert trained
     return Trainer(
-        trained,
+        held,
         update,
-        Receivers(dtype),
-        micro_shapes=shapes if config.train else (),
-        name=CRITIC,
-        num_iterations=config.algorithm.num_iterations,
-        is_offloaded=config.optimizer.offload,
-        rests="state" if config.roles.rest == "host" else "nothing",
+        receivers,
+        micro_shapes=shapes,
+        name=model.role.key,
+        num_iterations=trained.num_iterations,
+        supervised=supervised,
+        predicts=model.role.is_read,
+        is_offloaded=trained.optimization.optimizer.offload,
+        rests=trained.waits if rests else "nothing",
+        beside=beside,
     )
 
 
-def _readers(
-    config: RunConfig, trained: TrainableParams, layout: Layout, shapes: Sequence[Shape]
-) -> dict[str, Reader]:
-    """Returns the frozen roles that the algorithm reads, by name.
+def _supervised(policy: RoleModel, update: Update, loss: Loss) -> Update | None:
+    """Returns the update of the supervised stage; None if there is no such stage."""
+    trained = policy.role.trained
+    if trained is None or trained.supervised is None:
+        return None
+    return replace(
+        update,
+        predictor=replace(update.predictor, temperature=1.0),
+        optimizer=optimizer_of(trained.supervised),
+        loss=loss,
+        is_mean=True,
+    )
 
-    Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
-    With adapters it has the policy's base, and adapters of its own.
+
+def losses_of(roles: Sequence[Role], algorithm: AlgorithmConfig, *, is_on_policy: bool) -> Losses:
+    """Returns the losses of reinforcement learning.
+
+    Args:
+      is_on_policy: whether an iteration has one optimizer step.
     """
-    if not config.algorithm.beta:
-        return {}
-    policy, dtype = trained.policy, DTYPES[config.compute_dtype]
-    whole = TrainableParams(policy, layout, weight_dtype=dtype)
-    held = trained if trained.lora else whole
-    shapes = shapes if config.learns else ()
-    temperature = config.rollout.temperature
-    predictor = predictor_of(config.compute, policy, layout, temperature=temperature)
-    rests = config.roles.rest == "host"
-    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}
-
-
-def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update, Update]:
-    """Returns the updates of the reinforcement stage and of the supervised stage before it."""
-    algorithm, warm_start = config.algorithm, config.warm_start
-    is_on_policy, top_k = config.updates_per_step == 1, config.teacher.top_k
+    found = {role.name: role for role in roles}
+    teacher = found.get(TEACHER)
+    top_k = teacher.top_k if teacher else 0
     by_options = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
-    update = Update(
-        predictor_of(
-            config.compute,
-            policy,
-            layout,
-            temperature=config.rollout.temperature,
-            router_replay=algorithm.router_replay,
-        ),
-        optimizer_of(config.optimizer_in_use, config.policy_updates),
-        own_loss(algorithm, _columns(config), top_k) if algorithm.loss else by_options,
-        algorithm.router_aux_loss_coef,
-        is_mean=algorithm.loss_aggregation != "constant" or not algorithm.router_aux_loss_coef,
-    )
-    supervised = make_optimizer(
-        learning_rate=warm_start.learning_rate,
-        total_steps=warm_start.steps,
-        schedule="cosine",
-        warmup_steps=10,
-        moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
-    )
+    is_read = {
+        "reference_logprobs": REFERENCE in found,
+        "teacher_logprobs": teacher is not None and not top_k,
+        "returns": algorithm.has_critic,
+        "old_values": algorithm.has_critic,
+    }
+    columns = [*COLUMNS, OLD[LOGPROBS], *(name for name in is_read if is_read[name])]
     # Demonstrations have advantage 1: at a ratio of 1 the gradient is that of the cross-entropy.
     # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
     # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
@@ -230,17 +163,5 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
         correction="none",
         is_on_policy=True,
     )
-    predictor = replace(update.predictor, temperature=1.0)
-    changed = {"optimizer": supervised, "loss": cross_entropy, "is_mean": True}
-    return update, replace(update, predictor=predictor, **changed)
-
-
-def _columns(config: RunConfig) -> list[str]:
-    """Returns the names of the columns that a loss of the policy can read in this run."""
-    is_read = {
-        "reference_logprobs": config.algorithm.beta > 0,
-        "teacher_logprobs": bool(config.teacher.model) and not config.teacher.top_k,
-        "returns": config.algorithm.has_critic,
-        "old_values": config.algorithm.has_critic,
-    }
-    return [*COLUMNS, OLD[LOGPROBS], *(name for name in is_read if is_read[name])]
+    of_policy = own_loss(algorithm, columns, top_k) if algorithm.loss else by_options
+    return Losses(of_policy, cross_entropy, ValueLoss(algorithm.value_clip))

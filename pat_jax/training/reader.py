@@ -1,20 +1,18 @@
 """A frozen role: a model whose predictions others read, such as the reference policy."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
-from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.training.handle import Handle
 from pat_jax.training.predictions import Predictions
 from pat_jax.training.rest import at_rest, copied_to, fetched, moved
 from pat_jax.training.trainable_params import TrainableParams
 
 
-class Reader:
+class Reader(Handle):
     """A frozen model with programs of its own. Its predictions become a column of a batch."""
 
     def __init__(
@@ -38,8 +36,9 @@ class Reader:
           top_k: number of likeliest tokens to read at each position, as `MicroBatch.teacher`; 0:
             read the column.
         """
-        self.column, self.held, self.largest = column, held, micro_shapes[-1:]
-        self.rests, self.programs, self.top_k = rests, ProgramTable(), top_k
+        super().__init__(held.layout, micro_shapes)
+        self.column, self.held = column, held
+        self.rests, self.top_k = rests, top_k
         self._predictions = Predictions(self.programs, held, predictor, micro_shapes, top_k)
         self._params: Params | None = None
 
@@ -61,10 +60,6 @@ class Reader:
         return self.held.abstract
 
     @property
-    def devices(self) -> frozenset[Device]:
-        return self.held.layout.devices
-
-    @property
     def resident(self) -> list[Any]:
         """Shapes with shardings of what stays on the devices."""
         return [] if self.rests else [self.abstract_params]
@@ -73,22 +68,6 @@ class Reader:
     def visiting(self) -> list[Any]:
         """Shapes with shardings of what is on the devices only while the reader reads."""
         return [self.abstract_params] if self.rests else []
-
-    def to_compile(self, *, by_need: bool) -> list[Key]:
-        """Returns the programs that `compile` would compile."""
-        return [key for key in self.programs.missing() if self._is_due(key) or not by_need]
-
-    def compile(self, *, by_need: bool) -> None:
-        """Compiles the programs.
-
-        Args:
-          by_need: compile only the one of the largest micro-batch now, others at first use.
-        """
-        asked = self._is_due if by_need else lambda key: True
-        self.programs.compile_all(threads=os.cpu_count() or 1, only=asked)
-
-    def _is_due(self, key: Key) -> bool:
-        return (key.rows, key.length) in self.largest
 
     def take(self, params: Params) -> None:
         """Copies these parameters, to the reader's dtype and shards."""

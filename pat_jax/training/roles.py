@@ -6,20 +6,23 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from pat_jax.common.devices import Device
 from pat_jax.common.pytree import on_devices
 from pat_jax.common.timeline import stage
-from pat_jax.planning import stage_names
-from pat_jax.programs.programs import ProgramTable
-from pat_jax.rl.algorithm.losses import LOGPROBS, VALUES
+from pat_jax.planning.stage_names import LOGPROBS, VALUES, predictions
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.training.build import schedule_of
+from pat_jax.training.handle import Handle
 from pat_jax.training.reader import Reader
-from pat_jax.training.trainer import CRITIC, OLD, Trainer
+from pat_jax.training.role_model import RoleModel
+from pat_jax.training.trainer import Trainer
 
-REFERENCE, TEACHER = "reference", "teacher"
 States = Mapping[str, TrainState]  # by the name of the trained role
 
 
@@ -27,6 +30,7 @@ States = Mapping[str, TrainState]  # by the name of the trained role
 class Prediction:
     """What one role predicts of responses before an update."""
 
+    name: str  # of the stage
     column: str
     devices: frozenset[Device]
     is_column: bool  # False: the likeliest tokens of a teacher
@@ -43,17 +47,6 @@ class Prediction:
             jax.block_until_ready(columns)
         return batch
 
-    @property
-    def name(self) -> str:
-        """The stage's name."""
-        known = {
-            OLD[LOGPROBS]: (stage_names.LOGPROBS, "policy"),
-            OLD[VALUES]: (stage_names.VALUES, CRITIC),
-        }
-        role = self.column.partition("_")[0]
-        what, of = known.get(self.column, (stage_names.LOGPROBS, role))
-        return stage_names.predictions(what, of)
-
 
 @dataclass(frozen=True)
 class Roles:
@@ -64,7 +57,7 @@ class Roles:
     critic: Trainer | None = None
     others: Sequence[Any] = ()  # shapes with shardings of what else stays on the devices
     micro_shapes: Sequence[Shape] = ()  # rows and length of an iteration's micro-batches
-    are_apart: bool = False  # whether the roles that read a batch have different devices
+    models: Mapping[str, RoleModel] = field(default_factory=dict)  # by the name of the role
 
     def resident_on(self, devices: Iterable[Device]) -> list[Any]:
         """Returns shapes with shardings of what stays on these devices during a rollout."""
@@ -78,25 +71,35 @@ class Roles:
         return [*([self.critic] if self.critic else []), self.policy]
 
     @property
+    def handles(self) -> list[Handle]:
+        """All roles."""
+        return [*self.trained, *self.readers.values()]
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether the roles that read a batch have different devices."""
+        return len({role.devices for role in self.handles}) > 1
+
+    @property
+    def learning_rates(self) -> Mapping[str, Callable[[ArrayLike], Array | np.floating]]:
+        """Functions from an optimizer step to its learning rate, by the name of the trained role
+        in checkpoints."""
+        trained = ((model.role.key, model.role.trained) for model in self.models.values())
+        return {key: schedule_of(how.optimization) for key, how in trained if how is not None}
+
+    @property
     def abstract_states(self) -> dict[str, Any]:
         """Shapes with shardings of the states of all trained roles, by name."""
         return {role.name: role.abstract_state for role in self.trained}
 
     @property
-    def tables(self) -> Iterator[ProgramTable]:
-        """The programs of each role."""
-        yield from (role.programs for role in self.trained)
-        yield from (reader.programs for reader in self.readers.values())
-
-    @property
     def waited_s(self) -> float:
         """Seconds that the run waited for programs compiled at first use."""
-        return sum(table.waited_s for table in self.tables)
+        return sum(role.programs.waited_s for role in self.handles)
 
     def to_compile(self, *, by_need: bool) -> int:
         """Returns how many programs `compile` would compile."""
-        of_readers = (len(x.to_compile(by_need=by_need)) for x in self.readers.values())
-        return sum(x.to_compile(by_need=by_need) for x in self.trained) + sum(of_readers)
+        return sum(role.to_compile(by_need=by_need) for role in self.handles)
 
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
@@ -124,12 +127,15 @@ class Roles:
         Args:
           states: returns the states of the trained roles when something is predicted.
         """
-        for reader in self.readers.values():
-            yield Prediction(reader.column, reader.devices, not reader.top_k, reader.read)
+        for role, reader in self.readers.items():
+            name = predictions(LOGPROBS, role)
+            is_column = not reader.top_k
+            yield Prediction(name, reader.column, reader.devices, is_column, reader.read)
         for role in self.trained:
             if role.predicts:
+                name = predictions(VALUES if role is self.critic else LOGPROBS, role.title)
                 read = partial(_predict, role, states)
-                yield Prediction(role.old, role.layout.devices, True, read)
+                yield Prediction(name, role.old, role.devices, True, read)
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the columns of all predictions that are made before an update."""

@@ -5,7 +5,6 @@ the others). One compiled transfer hands the policy to the rollout. "Parameters"
 ones: with LoRA, the adapters (`trainable_params.py`).
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -17,11 +16,12 @@ import jax.numpy as jnp
 from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
-from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES
 from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
+from pat_jax.training.handle import Handle
 from pat_jax.training.passes import Passes
 from pat_jax.training.predictions import Predictions, with_routes_of
 from pat_jax.training.rest import fetched
@@ -38,7 +38,7 @@ REINFORCED, SUPERVISED = "", "supervised_"
 OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
 
 
-class Trainer:
+class Trainer(Handle):
     """The programs of the update, and the transfer of its parameters to a rollout layout."""
 
     def __init__(
@@ -68,41 +68,21 @@ class Trainer:
             does not read them.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
+        super().__init__(trained.layout, micro_shapes)
         self.trained, self.num_iterations, self.name = trained, num_iterations, name
-        self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
+        self.policy, self.shardings = trained.policy, trained.shardings
         self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
         # The column with which an update begins.
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
         self.predicts, self.others = predicts or self.old in update.loss.needs, others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
-        self.programs, self._passes = ProgramTable(), dict[str, Passes]()
-        self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
+        self._passes = dict[str, Passes]()
         # Whether an update of adapters is compared with what a rollout sees of it.
         self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
-
-    def compile(
-        self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
-    ) -> None:
-        """Compiles the programs.
-
-        Args:
-          by_need: compile only the passes of the largest micro-batch now, others at first use.
-        """
-        asked = self._is_first if by_need else lambda key: True
-        threads = os.cpu_count() or 1
-        self.programs.compile_all(threads=threads, progress=progress, only=asked)
-
-    def to_compile(self, *, by_need: bool) -> int:
-        """Returns how many programs `compile` would compile."""
-        missing = self.programs.missing()
-        return sum(map(self._is_first, missing)) if by_need else len(missing)
-
-    def _is_first(self, key: Key) -> bool:
-        return key.rows == 0 or (key.rows, key.length) in self.largest
 
     @property
     def abstract_params(self) -> Params:

@@ -62,7 +62,7 @@ class OtherRoles:
         Args:
           held: its parameters.
         """
-        return RolePasses(self.built, held, self.data, name in self.roles.readers)
+        return RolePasses(self.built, self.roles.models[name].role, held, self.data)
 
     def memory(self) -> Iterator[RoleMemory]:
         """Yields the memory of every role on a device, whether or not it rests."""

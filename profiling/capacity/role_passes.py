@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from pat_jax.config.run import RunConfig
+from pat_jax.config.role_table import Role
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import most_exchanged
 from pat_jax.models.config import ModelConfig
@@ -39,13 +39,9 @@ class RolePasses:
     """The passes of one role."""
 
     built: TargetBuild
+    role: Role
     held: TrainableParams
     data: Path | None  # a folder with kernel tables
-    is_frozen: bool = False  # whether the options of updates are not for this role
-
-    @property
-    def run(self) -> RunConfig:
-        return self.built.order.config
 
     @property
     def model(self) -> ModelConfig:
@@ -69,13 +65,11 @@ class RolePasses:
             self.model,
             layout.split.dp,
             layout.size(layout.fsdp_axes),
-            self.run.remat,
+            self.role.compute.remat,
             lora.num_weights if lora else None,
             self.itemsize,
             logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
-            most_exchanged(
-                "auto" if self.is_frozen else self.run.experts, experts, layout, platform
-            ),
+            most_exchanged(self.role.compute.experts, experts, layout, platform),
             layout.size(layout.ep_dp_axes),
             self._hosts_of_groups,
         )
@@ -100,7 +94,9 @@ class RolePasses:
 
     def gradients(self, packed: Packed) -> Seconds:
         """Seconds of all forward and backward passes of an iteration."""
-        return self._pass(self.work.gradients, packed).times(self.run.algorithm.num_iterations)
+        trained = self.role.trained
+        passes = trained.num_iterations if trained else 0
+        return self._pass(self.work.gradients, packed).times(passes)
 
     def apply(self, trainer: Trainer) -> Seconds:
         """Seconds of all optimizer steps of an iteration.
@@ -108,7 +104,8 @@ class RolePasses:
         Args:
           trainer: of this role.
         """
-        return self.times.seconds(self._apply(trainer)).times(self.run.updates_per_step)
+        steps = self.built.order.config.updates_per_step
+        return self.times.seconds(self._apply(trainer)).times(steps)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
         """Returns the tokens and attended pairs of a micro-batch that one device has."""

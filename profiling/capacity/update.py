@@ -14,6 +14,7 @@ import numpy as np
 
 from pat_jax.common.text_table import percent
 from pat_jax.config.compute import MemoryOptions
+from pat_jax.config.role_table import POLICY
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
@@ -130,7 +131,8 @@ class PlannedUpdate:
     @cached_property
     def passes(self) -> RolePasses:
         """The passes of the policy."""
-        return RolePasses(self.built, self.trainer.trained, self.data)
+        role = self.built.whole.models[POLICY].role
+        return RolePasses(self.built, role, self.trainer.trained, self.data)
 
     @cached_property
     def others(self) -> OtherRoles:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pat_jax.config.compute import MemoryOptions
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import buffer_rows
 from pat_jax.planning.types import Split
@@ -17,7 +18,6 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.model_sizes import expert_weights
 from pat_jax.programs.programs import Key
-from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_memory import (
     STEP,
@@ -44,7 +44,7 @@ def most_needed(
     for trainer in built.whole.trained:
         role = "" if trainer.name == POLICY else CRITIC
         own = [program for program in programs if program.role == role]
-        passes = replace(policy, held=trainer.trained) if role else policy
+        passes = replace(policy, role=built.whole.models[trainer.title].role, held=trainer.trained)
         found.append(_memory(built, trainer, passes, own, options, target))
     return max(found, key=lambda memory: memory.total)
 

@@ -67,7 +67,16 @@ class Order:
         """An order with only the options that programs depend on; depth 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
         of_roles = ("roles", "critic", "teacher")
-        names = (*sections, *of_roles, "train", "remat", "fsdp_size", "experts", "compute_dtype")
+        names = (
+            *sections,
+            *of_roles,
+            "model",
+            "train",
+            "remat",
+            "fsdp_size",
+            "experts",
+            "compute_dtype",
+        )
         kept = {name: getattr(config, name) for name in names}
         # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pat_jax.common.devices import Device
 from pat_jax.config.by_model import settled_dtype
-from pat_jax.config.compute import Compute
+from pat_jax.config.role_table import POLICY, REFERENCE, reward_role, role_table
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.chain import least_tp
@@ -18,12 +18,12 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.training.build import DTYPES, micro_shapes, predictor_of
-from pat_jax.training.build_roles import CriticModel, build_roles
-from pat_jax.training.reader import Reader
-from pat_jax.training.roles import TEACHER, Roles
-from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC
+from pat_jax.training.build import micro_shapes, rollout_policy
+from pat_jax.training.build_roles import build_roles, losses_of
+from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.role_model import RoleModel
+from pat_jax.training.roles import Roles
+from pat_jax.training.transfer import Receivers
 
 
 class NamedModels(Protocol):
@@ -50,51 +50,38 @@ def roles_of(
     drafter: Drafter,
     model: ModelConfig,
 ) -> Roles:
-    """Returns the models of a run whose policy is `model`, each in its layout with the least TP."""
+    """Returns the models of a run whose policy is `model`, each in its layout with the least TP.
+
+    Reward models, too, read the policy's micro-batches here."""
     first, config = next(iter(layouts.values())), order.config
-    others = {name: order.other(name, model.num_layers) for name in order.others}
-    of_values = others.pop(CRITIC, None)
-    critic = None
-    if of_values is not None:
-        critic = CriticModel(
-            policy_of(of_values),
-            least_tp(devices, of_values, fsdp_size=config.fsdp_size),
-            config.critic.model,
-        )
+    policy = Policy.from_config(model)
+    known = {role.name: role for role in role_table(config, first.platform)}
+    dtype = settled_dtype(config.reward_model.dtype, first.platform, is_checkpoint=True)
+    table = [known[name] for name in (POLICY, REFERENCE) if name in known]
+    table += [known.get(name) or reward_role(name, dtype) for name in order.others]
+    models: list[RoleModel] = []
+    for role in table:
+        layout, own = first, policy
+        if role.name in order.others:
+            shape = order.other(role.name, model.num_layers)
+            layout, own = least_tp(devices, shape, config.fsdp_size), policy_of(shape)
+        models.append(RoleModel(role, own, layout))
     shapes = micro_shapes(config.micro_batches, first.split.dp, first.platform)
-    more = {
-        name: _reader(
-            config,
-            name,
-            policy_of(other),
-            least_tp(devices, other, fsdp_size=config.fsdp_size),
-            shapes,
-        )
-        for name, other in others.items()
+    rests, of_policy = config.roles.rest == "host", models[0]
+    scoring = {
+        each.role.name: each.reader(shapes, rests=rests)
+        for each in models
+        if each.role.devices == "reward"
     }
-    teacher = {name: reader for name, reader in more.items() if name == TEACHER}
-    scoring = [reader for name, reader in more.items() if name != TEACHER]
-    resident = [tree for reader in scoring for tree in reader.resident]
-    parts = layouts, drafter, teacher, resident, critic
-    roles = build_roles(config, Policy.from_config(model), first, *parts)
-    return replace(roles, readers={**roles.readers, **more})
-
-
-def _reader(
-    config: RunConfig,
-    name: str,
-    policy: Policy,
-    layout: Layout,
-    shapes: Sequence[tuple[int, int]],
-) -> Reader:
-    """A frozen model that reads the responses in the policy's micro-batches."""
-    if name != TEACHER:
-        dtype = settled_dtype(config.reward_model.dtype, layout.platform, is_checkpoint=True)
-        config = replace(config, compute_dtype=dtype)
-    dtype = DTYPES[config.compute_dtype]
-    held = TrainableParams(policy, layout, compute_dtype=dtype, weight_dtype=dtype)
-    predictor = predictor_of(
-        Compute(config.compute_dtype), policy, layout, temperature=config.rollout.temperature
+    kept = rollout_policy(policy, config.rollout.weights, of_policy.lora)
+    roles = build_roles(
+        [each for each in models if each.role.name not in scoring],
+        losses_of(table, config.algorithm, is_on_policy=config.updates_per_step == 1),
+        shapes if config.learns else (),
+        Receivers(of_policy.dtype, layouts, kept),
+        rests=rests,
+        others=[tree for reader in scoring.values() for tree in reader.resident],
+        beside=drafter_state(drafter, first, model.embed_dim, of_policy.dtype, learns=config.train),
     )
-    top_k = config.teacher.top_k if name == TEACHER else 0
-    return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host", top_k=top_k)
+    every = {each.role.name: each for each in models}
+    return replace(roles, readers={**roles.readers, **scoring}, models=every)

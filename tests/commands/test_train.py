@@ -14,13 +14,14 @@ from metrics_table import untold
 from runs import SMALL_ROLLOUT, TINY, run, saved_run, write_checkpoint, write_problems
 
 from pat_jax.config.command_line import dump, parse
+from pat_jax.config.role_table import POLICY
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.files.shown_switch import read_switch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.rollout_files import read_rollouts
 from pat_jax.run.results.saved_run import SavedRun
-from pat_jax.run.roles.adapters import initial_params
+from pat_jax.run.roles.role_params import initial_params
 
 SHOWN = ["--eval.num_generations", "2", "--show_switch", "true", "--placement", "auto"]
 REWARD = """
@@ -176,7 +177,7 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
     assert (tmp_path / "here" / "rollout.svg").exists()
     setup, state, step = saved_run(tmp_path / "here")
     assert step == 2
-    assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))
+    assert_same_bits(state.params, initial_params(setup.roles.models[POLICY], setup.trainer, 0))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import role_table
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.arithmetic import TOKENIZER
@@ -32,11 +33,12 @@ def resumed(now: Task, **meta: Any):
     checkpoints = SimpleNamespace(as_written=lambda step: nullcontext())
     progress = SimpleNamespace(print=output.append)
     run: Any = SimpleNamespace(progress=progress, checkpoints=checkpoints)
-    setup: Any = SimpleNamespace(task=now)
-    sizes = ["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"]
+    config = parse(["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"])
+    models = {role.name: SimpleNamespace(role=role) for role in role_table(config, "cpu")}
+    setup: Any = SimpleNamespace(task=now, config=config, roles=SimpleNamespace(models=models))
     known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}
     found = 3, {"train": "state"}, known
-    return _resumed(parse(sizes), setup, run, found, {"base_checksum": None}), output
+    return _resumed(setup, run, found, {"base_checksum": None}), output
 
 
 BEFORE = task(prompts(40), prompts(5))

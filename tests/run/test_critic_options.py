@@ -12,11 +12,11 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import CRITIC, REFERENCE
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.run.process.distributed import _check_places
-from pat_jax.run.roles.critic import freeze_critic, initial_critic
+from pat_jax.run.roles.role_params import freeze_bases, initial_states
 from pat_jax.run.start.setup import Setup, build
-from pat_jax.training.roles import REFERENCE
 from pat_jax.training.update_memory import check_state, resident_bytes
 
 PPO = ["--algorithm.name", "ppo"]
@@ -139,23 +139,21 @@ def test_policy_reference_and_critic_share_one_frozen_base(policy: Path):
     """The same arrays, counted once."""
     lora = ["--lora.rank", "2", "--critic.lora.rank", "2", "--algorithm.beta", "0.1"]
     shared, apart = built(policy, *lora), built(policy, *lora[2:])
-    roles, model, config = shared.roles, shared.critic, shared.config
+    roles = shared.roles
     trained = roles.policy.trained
-    trained.frozen = jax.device_put(
-        jax.tree.map(lambda x: np.ones(x.shape, np.float32), trained.abstract_frozen),
-        trained.base_shardings,
-    )
-    assert roles.critic and model and apart.roles.critic
-    roles.policy.programs.compile_all(threads=1, only=lambda key: key.name == "init_state")
-    roles.critic.programs.compile_all(
-        threads=1, only=lambda key: key.name in ("init_state", "base_checksum")
-    )
-    assert freeze_critic(roles, config, model) is not None
+    assert roles.critic and apart.roles.critic
+    for role in roles.trained:
+        role.programs.compile_all(
+            threads=1, only=lambda key: key.name in ("init_state", "base_checksum")
+        )
+    checksums = freeze_bases(roles, 0)
+    assert checksums.keys() == {"base_checksum", "critic_base_checksum"}
+    assert None not in checksums.values()
     mine = {id(x) for x in jax.tree.leaves(trained.frozen)}
     theirs = jax.tree.leaves(roles.critic.trained.frozen)
     assert sum(id(x) in mine for x in theirs) == len(theirs) - 1  # all but the head, which is zeros
     state = roles.policy["init_state"](trained.init(0))
-    (critic,) = initial_critic(roles, config, model, state).values()
+    critic = initial_states(roles, state, 0)["critic"]
     assert {"score"} < critic.params.keys() and not np.any(critic.params["score"])
     assert resident_bytes(roles.critic) < resident_bytes(apart.roles.critic)
 
@@ -208,11 +206,11 @@ def test_the_demonstrations_critic_begins_as_its_policy(tmp_path: Path):
     words = [*TINY, *PPO, "--layout", "dp2tp1", "--profile", "none", "--run_dir", "unused"]
     setup = build(parse(words), jax.devices()[:2])
     roles = setup.roles
-    assert roles.critic and setup.critic and setup.critic.begins_as_policy
+    assert roles.critic and not roles.models[CRITIC].role.source
     for role in roles.trained:
         role.programs.compile_all(threads=1, only=lambda key: key.name == "init_state")
     state = roles.policy["init_state"](roles.policy.init(3))
-    (critic,) = initial_critic(roles, setup.config, setup.critic, state).values()
+    critic = initial_states(roles, state, 0)["critic"]
     before, after = (
         {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
         for tree in (state.params, critic.params)

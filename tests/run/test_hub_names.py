@@ -14,6 +14,7 @@ from pat_jax.common import hub
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.command_line import dump, parse
+from pat_jax.config.role_table import POLICY
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_of
 from pat_jax.evaluation.config import EvaluateConfig
@@ -23,7 +24,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.run.files.folder import CONFIG_FILE, options_of_run
 from pat_jax.run.files.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.run.results.saved_run import SavedRun
-from pat_jax.run.roles.adapters import initial_policy
+from pat_jax.run.roles.role_params import loaded
 from pat_jax.run.sft import setup as sft
 from pat_jax.run.start.setup import build, build_engine, model_config
 from pat_jax.training.build import build_lora
@@ -77,7 +78,8 @@ def test_a_run(cache: Path):
     local = build(parse([*OPTIONS, "--model", str(directory)]), jax.devices()[:2])
     assert setup.fingerprint == local.fingerprint
     found, wanted = (
-        initial_policy(x.trainer, config, jnp.dtype(jnp.float32)) for x in (setup, local)
+        loaded(x.roles.models[POLICY], x.trainer.shardings, jnp.dtype(jnp.float32))
+        for x in (setup, local)
     )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert f"model: {MODEL}\n" in dump(config)

@@ -14,13 +14,14 @@ from trainers import CHAIN, host_weights, make_trainer, started, with_reference
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.reference import FOLDER, read_reference, save_reference
 from pat_jax.run.start.setup import build
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 

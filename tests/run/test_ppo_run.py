@@ -17,6 +17,7 @@ from runs import QWEN3, TINY, presets_of_one_layer, run_to_end, without_times, w
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import CRITIC, POLICY
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
@@ -134,7 +135,7 @@ def test_the_policy_waits_while_the_critic_alone_is_trained(whole: tuple[Path, R
 def policy_of(scalar: bool) -> Policy:
     config = parse([*TINY, *OPTIONS.split(), "--run_dir", "unused"])
     setup = build(config, jax.devices()[:2])
-    return setup.critic.policy if scalar and setup.critic else setup.policy
+    return setup.roles.models[CRITIC if scalar else POLICY].policy
 
 
 def numbers(policy: Policy, params: Params, rollout: Rollout) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Runs whose models wait in the host's memory: the same numbers, and more room for the rollout."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,11 @@ from runs import QWEN3, TINY, run_to_end, write_checkpoint
 from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
 from pat_jax.run.roles import resting
-from pat_jax.run.roles.resting import settled_rest
+from pat_jax.run.roles.resting import Rest, settled_rest
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
@@ -104,10 +103,8 @@ def test_a_reward_model_that_rests_scores_as_one_that_stays(tmp_path: Path):
     assert scores == same and scores[0] != scores[1] and here - away == size
 
 
-def config_of(rest: str, **options: Any) -> RunConfig:
-    rollout = RolloutConfig(prompts_per_step=32, num_generations=4)
-    config = RunConfig(rollout=rollout, **options)
-    return resting.with_rest(config, rest)
+def settled(asked: Any, room: Callable[[Rest], float], *, learns: bool = True) -> tuple[Rest, str]:
+    return settled_rest(asked, jax.devices(), room, sequences=128, learns=learns)
 
 
 @pytest.mark.parametrize(
@@ -116,32 +113,27 @@ def config_of(rest: str, **options: Any) -> RunConfig:
 )
 def test_models_rest_where_the_rollout_has_no_room_beside_them(device, host, expected):
     """Of 128 responses at full length."""
-    room = {"device": float(device), "host": float(host)}
-    devices = jax.devices()
-    found, words = settled_rest(config_of("auto"), devices, lambda x: room[x.roles.rest])
-    assert found.roles.rest == expected
+    room: dict[Rest, float] = {"device": float(device), "host": float(host)}
+    found, words = settled("auto", lambda rest: room[rest])
+    assert found == expected
     assert ("\n" not in words and "of 128 responses at full length" in words) == (words != "")
     assert (words != "") == (expected == "host")
     assert f"and for {device} beside" in words or not words
 
 
 def test_nothing_is_decided_that_was_asked_for_or_cannot_be_known():
-    def unasked(config: RunConfig) -> float:
+    def unasked(rest: Rest) -> float:
         raise AssertionError("the room is not needed")
 
-    devices = jax.devices()
     for rest in ("device", "host"):
-        assert settled_rest(config_of(rest), devices, unasked) == (config_of(rest), "")
-    found, words = settled_rest(config_of("auto", train=False), devices, unasked)
-    assert (found.roles.rest, words) == ("device", "")
-    found, words = settled_rest(config_of("auto"), devices, lambda x: float("inf"))
-    assert (found.roles.rest, words) == ("device", "")
+        assert settled(rest, unasked) == (rest, "")
+    assert settled("auto", unasked, learns=False) == ("device", "")
+    assert settled("auto", lambda _: float("inf")) == ("device", "")
 
 
 def test_devices_without_such_memory_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resting, "has_host_memory", lambda devices: False)
     output = r"roles\.rest is 'host': expected device or auto on devices of platform cpu"
     with pytest.raises(OptionError, match=output):
-        settled_rest(config_of("host"), jax.devices(), lambda config: 1.0)
-    found, _ = settled_rest(config_of("auto"), jax.devices(), lambda config: 1.0)
-    assert found.roles.rest == "device"
+        settled("host", lambda _: 1.0)
+    assert settled("auto", lambda _: 1.0)[0] == "device"

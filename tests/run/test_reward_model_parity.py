@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from runs import QWEN3, TINY, write_checkpoint
+from runs import QWEN3, TINY, reward_models, write_checkpoint
 
 from pat_jax.config.command_line import parse
-from pat_jax.run.roles.reward_models import build_reward_models, load_reward_models
+from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
@@ -46,7 +45,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str):
     folder = write_checkpoint(tmp_path / "judge", shape)
     config = parse([*TINY, "--reward", f"model:{folder}"])
     config = replace(config, rollout=replace(config.rollout, max_prompt_length=96))
-    models = build_reward_models(config, jax.devices()[:2])
+    models = reward_models(config)
     load_reward_models(models)
     with open_scorer(config.reward, config.reward_limits, models) as scorer:
         ours = scorer.score(PROMPTS, ANSWERS, {})

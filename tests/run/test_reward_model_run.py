@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from plain_model import outputs
-from runs import CHAT_TEMPLATE, QWEN3, TINY, json_lines, run, write_checkpoint
+from runs import CHAT_TEMPLATE, QWEN3, TINY, json_lines, reward_models, run, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -22,7 +22,7 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.roles.reward_models import build_reward_models, load_reward_models
+from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 
@@ -85,7 +85,7 @@ def test_a_run_learns_from_a_model_and_a_function(judge: Path, tmp_path: Path):
 def test_batches_of_a_run_have_the_scores_of_single_texts(judge: Path):
     config = options(judge, "--reward_model.tokens_per_micro_batch", "512")
     config = replace(config, rollout=replace(config.rollout, max_prompt_length=96))
-    models = build_reward_models(config, jax.devices()[:2])
+    models = reward_models(config)
     (role,) = models.values()
     role.reader.compile(by_need=False)
     load_reward_models(models)
@@ -123,7 +123,7 @@ def test_the_longest_text_is_the_models_own(judge, tmp_path, asked, context, wan
     folder = changed(judge, tmp_path / "m", max_position_embeddings=context)
     config = options(folder, "--reward_model.max_length", asked)
     config = replace(config, rollout=replace(config.rollout, max_prompt_length=96))
-    (role,) = build_reward_models(config, jax.devices()[:2]).values()
+    (role,) = reward_models(config).values()
     assert role.scores.max_length == wanted
     assert role.reader.largest[0][1] >= wanted
 

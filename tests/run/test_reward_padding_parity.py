@@ -13,6 +13,7 @@ import pytest
 from plain_model import outputs
 from runs import QWEN3, write_checkpoint
 
+from pat_jax.config.role_table import reward_role
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
@@ -70,7 +71,7 @@ def options(base: Path, folder: Path) -> list[str]:
 
 def ours(judge: Path) -> tuple[np.ndarray, list[list[int]]]:
     """Scores, and the tokens up to the scored one, as `evaluate` and `--reward model:` read them."""
-    found = find_reward_model(str(judge), "a test")
+    found = find_reward_model(reward_role(str(judge), "float32"), "a test")
     policy = Policy.from_config(found.shape)
     params = load_params(judge, policy, None, jnp.dtype(jnp.float32))
     texts = [scored_tokens(found.tokenizer, PROMPT, text) for text in RESPONSES]

@@ -16,6 +16,7 @@ from metrics_table import untold
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.role_table import POLICY
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
@@ -26,7 +27,7 @@ from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
-from pat_jax.run.roles.adapters import initial_params
+from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.sft import read
@@ -130,7 +131,7 @@ def test_gradients_that_stay_no_numbers_end_a_run(whole: Whole, given_options, t
 def test_the_held_out_loss_is_that_of_the_update(whole: Whole):
     """Before its optimizer step, on the same batch."""
     setup, trainer = whole.setup, whole.setup.trainer
-    state = trainer["init_state"](initial_params(trainer, setup.config))
+    state = trainer["init_state"](initial_params(setup.roles.models[POLICY], trainer, 0))
     examples = setup.examples.draw(0, 16)
     batch = to_example_batch(examples, setup.shapes)
     expected = cross_entropy(trainer.predict(state, batch), trainer.old)
@@ -143,7 +144,9 @@ def test_the_export_is_the_policy_of_the_last_checkpoint(whole: Whole):
     assert check_checkpoint(exported) == check_checkpoint(Path(whole.setup.config.model))
     step, state, _ = saved_state(whole.folder, whole.setup)
     assert step == STEPS
-    params = initial_params(whole.setup.trainer, read(["--model", str(exported)]))
+    trainer, own = whole.setup.trainer, whole.setup.roles.models[POLICY]
+    again = replace(own, role=replace(own.role, source=str(exported)))
+    params = initial_params(again, trainer, 0)
     assert_same_bits(params, state.params)
 
 

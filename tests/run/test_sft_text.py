@@ -13,6 +13,7 @@ from arrays import assert_same_bits
 from metrics_table import untold
 from runs import presets_of_one_layer, without_times
 
+from pat_jax.config.role_table import POLICY
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy
 from pat_jax.rl.data.text_rows import TextRows
@@ -21,7 +22,7 @@ from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.roles.adapters import initial_params
+from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.sft.lessons import ExampleLessons
 from pat_jax.run.sft.loop import Position, SftRun
 from pat_jax.run.sft.setup import SftSetup, build
@@ -133,7 +134,10 @@ def test_the_export_has_a_tokenizer_of_bytes(whole: Whole):
         cross_entropy(
             trainer.predict(replace(whole.ended.state, params=params), heldout), trainer.old
         )
-        for params in (initial_params(trainer, setup.config), whole.ended.state.params)
+        for params in (
+            initial_params(setup.roles.models[POLICY], trainer, 0),
+            whole.ended.state.params,
+        )
     )
     assert ours == pytest.approx(theirs, rel=1e-6)
 

@@ -34,7 +34,7 @@ def test_the_devices_of_a_host_divide_what_is_sent(
     model = padded_for(devices, replace(QWEN3, embed_dim=1536, num_heads=32, num_kv_heads=8))
     config = parse(SPLIT)
     places = Places.of(config, devices)
-    placed = PlacedLayouts.of(config, model, places, None)
+    placed = PlacedLayouts.of(model, places, config.rollout, config.layout_choice, config.fsdp_size)
     assert placed.policy.devices == {*devices[: len(devices) // 2]}
     assert {layout.devices for layout in placed.rollouts.values()} == {frozenset(devices)}
     assert placed.carriers.keys() >= placed.rollouts.keys()

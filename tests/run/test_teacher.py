@@ -15,6 +15,7 @@ from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.role_table import TEACHER
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig
@@ -23,10 +24,9 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.distillation import with_teacher
-from pat_jax.run.roles.teacher import load_teacher
+from pat_jax.run.roles.role_params import load_frozen
 from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.build import micro_shapes
-from pat_jax.training.roles import TEACHER
 
 # Another family, wider and deeper than the policy, with a longer embedding.
 LLAMA = ModelConfig(*("llama", 320, 48, 64, 3, 6, 2, 8), max_position=512)
@@ -84,7 +84,7 @@ def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path
     one = setup(tmp_path, teacher)
     assert [*one.roles.readers] == [TEACHER]
     reader, config = one.roles.readers[TEACHER], one.config
-    load_teacher(one.roles, config)
+    load_frozen(one.roles)
     shapes = micro_shapes(config.micro_batches, one.trainer.layout.split.dp, "cpu")
     groups = made_up_groups(263)
     found = reader.read(batch_of(groups, shapes)).by_response("teacher_logprobs")

@@ -14,6 +14,7 @@ import pytest
 from runs import TINY
 
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import tuned_roles
 from pat_jax.config.sft import SftConfig
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
@@ -28,10 +29,10 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import MicroBatch, with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example
-from pat_jax.training.build_roles import _updates
 from pat_jax.training.passes import model_functions
-from pat_jax.training.supervised import build_supervised_roles, row_shapes
+from pat_jax.training.role_model import RoleModel
 from tests.lossless import EXPERTS, lively_params
+from tests.tabled_roles import tabled_roles
 
 # A layer is enough: compiling takes as long as there are layers.
 CONFIG = replace(EXPERTS["moe"], num_layers=1, experts=ExpertsConfig(8, 2, 16))
@@ -183,24 +184,16 @@ def test_the_update_has_the_coefficient_of_the_option():
 
     def reinforced(*options: str) -> list[float]:
         config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *options])
-        return [update.router_aux_loss_coef for update in _updates(config, POLICY, LAYOUT)]
+        updates = tabled_roles(config, POLICY, LAYOUT, []).policy.updates
+        return [update.router_aux_loss_coef for update in updates.values()]
 
     assert reinforced() == [0, 0]
     assert reinforced("--algorithm.router_aux_loss_coef", "0.01") == [0.01, 0.01]
     given = SftConfig(model="m", compute_dtype="float32", max_length=32)
     for config, wanted in ((given, 1e-3), (replace(given, router_aux_loss_coef=0.0), 0.0)):
-        trainer = build_supervised_roles(
-            POLICY,
-            LAYOUT,
-            CrossEntropy(),
-            row_shapes(config.max_length, config.tokens_per_micro_batch, LAYOUT.split.dp),
-            compute=config.compute,
-            optimizer=config.optimizer_in_use,
-            total_steps=1,
-            lora=config.lora,
-            router_aux_loss_coef=config.router_aux_loss_coef,
-        ).policy
-        assert trainer.updates[""].router_aux_loss_coef == wanted
+        (role,) = tuned_roles(config, "vocab", 1, has_reference=False)
+        update = RoleModel(role, POLICY, LAYOUT).update(CrossEntropy())
+        assert update.router_aux_loss_coef == wanted
 
 
 CAP = 40  # tokens of the longest response

@@ -29,10 +29,11 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import NOT_RECORDED, MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
-from pat_jax.training.build_roles import _updates
 from pat_jax.training.passes import ROUTE_FLIPS, model_functions
 from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import REINFORCED
 from tests.lossless import EXPERTS, Settings, Subject, lively_params
+from tests.tabled_roles import tabled_roles
 
 # A layer is enough: compiling takes as long as there are layers.
 EIGHT = ExpertsConfig(8, 2, 16)
@@ -335,7 +336,7 @@ def test_replay_is_an_option(is_replayed: bool):
     """Without it recorded experts change nothing of what is computed, and are only counted."""
     option = "--algorithm.router_replay", str(is_replayed).lower()
     config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *option])
-    update, _ = _updates(config, POLICY, SINGLE)
+    update = tabled_roles(config, POLICY, SINGLE, []).policy.updates[REINFORCED]
     forward, micro = jax.jit(update.predictor.model.forward), made_up()
     of_tokens = micro.tokens, micro.positions
     assert micro.routes is not None

@@ -9,8 +9,10 @@ import numpy as np
 import optax
 import pytest
 from runs import TINY
+from tabled_roles import tabled_roles
 
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_config import read_config
@@ -24,9 +26,7 @@ from pat_jax.rl.batches.aggregation import Aggregation
 from pat_jax.rl.batches.batches import to_read_batch, to_train_batch
 from pat_jax.rl.batches.train_batch import with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.training import build_roles
 from pat_jax.training.passes import model_functions
-from pat_jax.training.roles import REFERENCE
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
@@ -99,9 +99,7 @@ def rollouts_of(policy: Policy, params: Params) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("drifted", ["all", "routers"])
-def test_the_kl_of_a_reference_is_that_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drifted: str
-):
+def test_the_kl_of_a_reference_is_that_of_transformers(tmp_path: Path, drifted: str):
     """The policy samples with its own experts, and the reference is the model at the start."""
     start = written(tmp_path / "start", 0)
     policy, reference_params = loaded(tmp_path / "start")
@@ -114,10 +112,9 @@ def test_the_kl_of_a_reference_is_that_of_transformers(
     _, params = loaded(tmp_path / "now")
     rollouts = rollouts_of(policy, params)
 
-    monkeypatch.setattr(build_roles, "micro_shapes", lambda *_: [SHAPE])
     chain, _ = layout_chain(factored_mesh(jax.devices()[:4]), policy.config)
     config = parse([*TINY, *PENALTY, "--run_dir", "unused"])
-    roles = build_roles.build_roles(config, policy, next(iter(chain.values())), {})
+    roles = tabled_roles(config, policy, next(iter(chain.values())), [SHAPE])
     roles.readers[REFERENCE].take(reference_params)
     state = roles.policy["init_state"](jax.device_put(params, roles.policy.shardings))
     batch = roles.predict({roles.policy.name: state}, to_read_batch(rollouts, [SHAPE]))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from routed import CONFIG, SHAPE, TEMPERATURE, own_logprobs, read_batch, recorded_rollouts
 from runs import TINY
+from tabled_roles import tabled_roles
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.compute import Compute
+from pat_jax.config.role_table import REFERENCE, TEACHER
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
@@ -20,11 +22,9 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.kl import estimate_kl
-from pat_jax.training import build_roles
 from pat_jax.training.build import predictor_of
-from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE, TEACHER, Roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import POLICY
 from tests.lossless import lively_params
@@ -43,15 +43,12 @@ def config_of(*options: str) -> RunConfig:
 
 
 def built(
-    monkeypatch: pytest.MonkeyPatch,
     layout: Layout,
     *options: str,
     critic: ModelConfig | None = None,
     policy: Policy = MODEL,
 ) -> Roles:
-    monkeypatch.setattr(build_roles, "micro_shapes", lambda *_: [SHAPE])
-    model = critic and CriticModel(Policy.from_config(critic), layout, "a model")
-    return build_roles.build_roles(config_of(*options), policy, layout, {}, critic=model)
+    return tabled_roles(config_of(*options), policy, layout, [SHAPE], critic=critic)
 
 
 def weights(seed: int) -> Params:
@@ -71,10 +68,8 @@ def assert_close(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_a_reference_routes_by_itself_and_the_policy_by_the_record(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    roles, rollouts = built(monkeypatch, CHAIN["dp4tp2"], *PENALTY), recorded_rollouts()
+def test_a_reference_routes_by_itself_and_the_policy_by_the_record():
+    roles, rollouts = built(CHAIN["dp4tp2"], *PENALTY), recorded_rollouts()
     policy, reference = weights(0), weights(1)
     theirs = column(roles.readers[REFERENCE], reference)
     assert_close(theirs, own_logprobs(MODEL, reference, rollouts))
@@ -90,22 +85,18 @@ def test_a_reference_routes_by_itself_and_the_policy_by_the_record(
     assert abs(wrong - right) > 0.05 * right
 
 
-def test_a_reference_on_devices_of_its_own_routes_by_itself(monkeypatch: pytest.MonkeyPatch):
+def test_a_reference_on_devices_of_its_own_routes_by_itself():
     two = layout_chain(factored_mesh(jax.devices()[:2]), CONFIG)[0]
     own = next(iter(two.values()))
-    monkeypatch.setattr(build_roles, "micro_shapes", lambda *_: [SHAPE])
-    made_of = config_of(*PENALTY), MODEL, CHAIN["dp4tp2"], {}
-    roles = build_roles.build_roles(*made_of, reference=own)
+    roles = tabled_roles(config_of(*PENALTY), MODEL, CHAIN["dp4tp2"], [SHAPE], reference=own)
     found = column(roles.readers[REFERENCE], weights(1))
     assert_close(found, own_logprobs(MODEL, weights(1), recorded_rollouts()))
 
 
 @pytest.mark.parametrize("replays", ["true", "false"])
-def test_router_replay_is_an_option_of_the_policy_alone(
-    monkeypatch: pytest.MonkeyPatch, replays: str
-):
+def test_router_replay_is_an_option_of_the_policy_alone(replays: str):
     options = [*PENALTY, "--algorithm.router_replay", replays]
-    roles, rollouts, params = built(monkeypatch, SINGLE, *options), recorded_rollouts(), weights(0)
+    roles, rollouts, params = built(SINGLE, *options), recorded_rollouts(), weights(0)
     routed = own_logprobs(MODEL, params, rollouts)
     assert_close(column(roles.readers[REFERENCE], params), routed)
     state = roles.policy["init_state"](jax.device_put(params, roles.policy.shardings))
@@ -114,11 +105,11 @@ def test_router_replay_is_an_option_of_the_policy_alone(
     assert_close(ours, by_record if replays == "true" else routed)
 
 
-def test_a_reference_with_adapters_of_routers_routes_by_itself(monkeypatch: pytest.MonkeyPatch):
+def test_a_reference_with_adapters_of_routers_routes_by_itself():
     """Base and adapters are the policy's at the start; the adapters have moved a router since."""
     targets = ["v_proj", "gate.weight"]
     options = [*PENALTY, "--lora.rank", "2", "--lora.alpha", "4", "--lora.targets", *targets]
-    roles, rollouts, base = built(monkeypatch, SINGLE, *options), recorded_rollouts(), weights(0)
+    roles, rollouts, base = built(SINGLE, *options), recorded_rollouts(), weights(0)
     lora = Lora.of(MODEL, rank=2, alpha=4.0, targets=targets)
     rng = np.random.default_rng(3)
     adapters = jax.tree.map(
@@ -162,19 +153,17 @@ def test_a_teachers_likeliest_tokens_are_of_its_own_experts():
 @pytest.mark.parametrize("experts", ["gathered", "exchanged"])
 @pytest.mark.parametrize("is_dense", ["policy", "critic"])
 def test_the_form_of_updates_with_experts_is_for_the_models_that_have_some(
-    monkeypatch: pytest.MonkeyPatch, experts: str, is_dense: str
+    experts: str, is_dense: str
 ):
     models: dict[str, Any] = {"policy": CONFIG, "critic": replace(CONFIG, head="scalar")}
     models[is_dense] = replace(DENSE, head=models[is_dense].head)
     policy = Policy.from_config(models["policy"])
     options = [*PPO, "--experts", experts]
-    roles = built(monkeypatch, SINGLE, *options, critic=models["critic"], policy=policy)
+    roles = built(SINGLE, *options, critic=models["critic"], policy=policy)
     assert roles.critic is not None and roles.policy.name == POLICY
 
 
-def test_the_form_of_updates_is_refused_where_no_trained_model_has_experts(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_form_of_updates_is_refused_where_no_trained_model_has_experts():
     dense, critic = Policy.from_config(DENSE), replace(DENSE, head="scalar")
     with pytest.raises(UserError, match=r"--experts is 'gathered'.*no experts"):
-        built(monkeypatch, SINGLE, *PPO, "--experts", "gathered", critic=critic, policy=dense)
+        built(SINGLE, *PPO, "--experts", "gathered", critic=critic, policy=dense)

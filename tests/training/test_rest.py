@@ -21,13 +21,14 @@ from trainers import (
 )
 
 from pat_jax.common.devices import HOST_MEMORY
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.reader import Reader
 from pat_jax.training.rest import fetched, moved
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.update_memory import update_stages
 

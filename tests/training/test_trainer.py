@@ -21,13 +21,13 @@ from trainers import (
 )
 
 from pat_jax.config.command_line import parse
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.start.setup import build
-from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
 

@@ -9,11 +9,12 @@ from typing import TypeVar
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.config.any_run import AnyRun
+from pat_jax.config.role_table import CRITIC, POLICY
 from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import check_run_dir, differences
 from pat_jax.run.logging.trackers.asked_for import check_trackers
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.roles.export import check_critic_export_dir, check_export_dir
+from pat_jax.run.roles.export import check_export_dirs
 
 Options = TypeVar("Options", bound=AnyRun)
 
@@ -49,6 +50,7 @@ def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
 def _check_places(config: AnyRun) -> None:
     check_run_dir(config.run_dir, is_resumed=config.resume)
     check_trackers(config.trackers)
-    check_export_dir(config)
+    folders = {POLICY: config.checkpoint.export_dir}
     if isinstance(config, RunConfig):
-        check_critic_export_dir(config)
+        folders[CRITIC] = config.critic.export_dir
+    check_export_dirs(folders, config.run_dir, resume=config.resume)

@@ -5,12 +5,14 @@ Knows the run's folder and the export's. Does not know the formats
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -21,103 +23,110 @@ from pat_jax.common.json_text import parse_json
 from pat_jax.common.owners import is_absent, owners
 from pat_jax.common.pytree import on_host
 from pat_jax.common.rules import require
-from pat_jax.config.any_run import AnyRun
-from pat_jax.config.run import RunConfig
+from pat_jax.config.lora import LoraConfig
+from pat_jax.config.role_table import CRITIC, POLICY
 from pat_jax.models.checkpoints.hf_export import attend, check_export, export
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.data import arithmetic
-from pat_jax.run.roles.critic import with_head_bias
-from pat_jax.training.build import DTYPES
+from pat_jax.run.roles.role_params import by_name
 from pat_jax.training.rest import fetched
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles, States
 from pat_jax.training.trainable_params import Leaves, TrainableParams
-from pat_jax.training.trainer import CRITIC, POLICY
 
-# In the run's folder: path and step of its export.
-_NOTE, _CRITIC_NOTE = "exported.json", "exported-critic.json"
-
-
-def check_export_dir(config: AnyRun) -> None:
-    """Raises UserError if the policy cannot be written to --checkpoint.export_dir."""
-    check_folder(config, "checkpoint.export_dir", config.checkpoint.export_dir, _NOTE)
+# In the run's folder: path and step of an export, by the name of its role.
+_NOTES = {POLICY: "exported.json", CRITIC: "exported-critic.json"}
 
 
-def check_critic_export_dir(config: RunConfig) -> None:
-    """Raises UserError if the critic cannot be written to --critic.export_dir."""
-    directory = config.critic.export_dir
-    check_folder(config, "critic.export_dir", directory, _CRITIC_NOTE)
-    other = config.checkpoint.export_dir
-    is_same = bool(directory and other) and Path(directory).absolute() == Path(other).absolute()
-    expected = "another folder than --checkpoint.export_dir, which is the policy's"
-    require(not is_same, "critic.export_dir", directory, expected)
-
-
-def check_folder(config: AnyRun, option: str, name: str, note: str) -> None:
-    """Raises UserError if nothing can be exported to the folder `name`; empty asks for no export.
+def check_export_dirs(folders: Mapping[str, str], run_dir: str, *, resume: bool) -> None:
+    """Raises UserError if trained models cannot be written to these folders.
 
     Args:
-      note: the file in the run's folder that says what is in it.
+      folders: of each role by its name; empty asks for no export.
     """
-    if not name:
-        return
-    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
-        raise UserError(
-            f"option --{option} is {name!r}: expected a folder of its own, but the run "
-            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
-        )
-    if not (config.resume and _written(Path(config.run_dir) / note, name) is not None):
-        check_export(name)
+    for name, directory in folders.items():
+        option = "checkpoint.export_dir" if name == POLICY else f"{name}.export_dir"
+        if not directory:
+            continue
+        if Path(run_dir).absolute().is_relative_to(Path(directory).absolute()):
+            raise UserError(
+                f"option --{option} is {directory!r}: expected a folder of its own, but the run "
+                f"folder {run_dir!r} lies there; choose another, such as one in the run folder."
+            )
+        if not (resume and _written(Path(run_dir) / _NOTES[name], directory) is not None):
+            check_export(directory)
+        other = folders[POLICY]
+        is_same = bool(other) and Path(directory).absolute() == Path(other).absolute()
+        expected = "another folder than --checkpoint.export_dir, which is the policy's"
+        require(name == POLICY or not is_same, option, directory, expected)
 
 
-def export_roles(config: RunConfig, roles: Roles, states: States, step: int) -> None:
-    """Writes the models of `step` that the options ask for. Raises UserError if that fails."""
-    tokenizer_dir = arithmetic.TOKENIZER_DIR if config.data.is_arithmetic else None
-    if config.checkpoint.export_dir:
-        export_policy(config, roles.policy.trained, states[POLICY].params, step, tokenizer_dir)
-    if config.critic.export_dir and roles.critic:
-        with fetched(states[CRITIC].params, roles.critic.shardings) as params:
-            _export_critic(config, roles.critic.trained, params, step, tokenizer_dir)
-
-
-def _export_critic(
-    config: RunConfig,
-    trained: TrainableParams,
-    params: Leaves,
-    step: int,
-    tokenizer_dir: Path | None,
+def export_roles(
+    roles: Roles, states: States, step: int, run_dir: str, tokenizer_dir: Path | None
 ) -> None:
-    policy, whole = with_head_bias(trained.policy, trained.whole(trained.frozen, params))
-    directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
-    write = partial(_write_merged, config, policy, whole, tokenizer_dir, None)
-    _export("the critic", directory, note, step, write, trained.layout.devices)
-
-
-def export_policy(
-    config: AnyRun,
-    trained: TrainableParams,
-    params: Leaves,
-    step: int,
-    tokenizer_dir: str | Path | None = None,
-    padding: tuple[int, str] | None = None,
-) -> None:
-    """Writes the policy of `step`, whose trained parameters are `params`. An earlier export of this
-    run is renamed and stays beside it.
+    """Writes the trained models of `step` that the options ask for.
 
     Args:
-      tokenizer_dir: the directory of the tokenizer; None: the model's directory, if it has one.
-      padding: see `export`; an adapter's directory does not say it.
+      tokenizer_dir: the directory of the tokenizer; None: that of --model, if it has one.
 
     Raises:
-      UserError: the policy cannot be written, such as on a full disk.
+      UserError: a model cannot be written, such as on a full disk.
     """
-    note, directory = Path(config.run_dir) / _NOTE, Path(config.checkpoint.export_dir)
-    if config.lora.export == "adapter":
-        write = partial(_write_adapter, config, trained, params)
+    base = roles.models[POLICY].role.source
+    for trainer in reversed(roles.trained):
+        with fetched(states[trainer.name].params, trainer.shardings) as params:
+            model = roles.models[trainer.title]
+            export_role(
+                model,
+                trainer.trained,
+                params,
+                step,
+                run_dir,
+                base=base,
+                tokenizer_dir=tokenizer_dir,
+            )
+
+
+def export_role(
+    model: RoleModel,
+    held: TrainableParams,
+    params: Leaves,
+    step: int,
+    run_dir: str,
+    *,
+    base: str,
+    tokenizer_dir: Path | None = None,
+    padding: tuple[int, str] | None = None,
+) -> None:
+    """Writes a trained model of `step`, if the options ask for that. An earlier export of this run
+    is renamed and stays beside it.
+
+    Args:
+      held: its parameters, of which the trained ones are `params`.
+      base: the model that the run began with, whose tokenizer this one has.
+      padding: see `export`; an adapter's directory does not say it.
+    """
+    role, trained = model.role, model.role.trained
+    if trained is None or not trained.export_dir:
+        return
+    if isinstance(trained.lora, LoraConfig) and trained.lora.export == "adapter":
+        write = partial(_write_adapter, held, params, base)
     else:
-        whole = trained.whole(trained.frozen, params)
-        write = partial(_write_merged, config, trained.policy, whole, tokenizer_dir, padding)
-    _export("the policy", directory, note, step, write, trained.layout.devices)
+        policy, whole = held.policy, held.whole(held.frozen, params)
+        if role.name == CRITIC:
+            policy, whole = _with_head_bias(policy, whole)
+        if tokenizer_dir is None and is_checkpoint(base):
+            tokenizer_dir = Path(local_checkpoint(base, weights=False))
+        write = partial(_write_merged, policy, whole, model.dtype, tokenizer_dir, padding)
+    note, folder = Path(run_dir) / _NOTES[role.name], Path(trained.export_dir)
+    _export(f"the {role.name}", folder, note, step, write, held.layout.devices)
+
+
+def _with_head_bias(policy: Policy, params: Params) -> tuple[Policy, Params]:
+    """Returns a model with a scalar head, adapters attached or not, with a bias of the head. The
+    bias is zero if it had none."""
+    biased = Policy.from_config(replace(policy.config, head_bias=True))
+    return biased, by_name(params, biased.abstract_params)
 
 
 def _export(
@@ -154,30 +163,27 @@ def _export(
 
 
 def _write_merged(
-    config: AnyRun,
     policy: Policy,
     params: Params,
-    tokenizer_dir: str | Path | None,
+    dtype: jnp.dtype,
+    tokenizer_dir: Path | None,
     padding: tuple[int, str] | None,
     directory: Path,
     is_writer: bool,
 ) -> None:
-    dtype = DTYPES[config.compute_dtype]
-    if not is_writer:
+    if is_writer:
+        export(directory, policy, params, dtype, tokenizer_dir=tokenizer_dir, padding=padding)
+    else:
         attend(policy, params, dtype)
-        return
-    if tokenizer_dir is None and is_checkpoint(config.model):
-        tokenizer_dir = local_checkpoint(config.model, weights=False)
-    export(directory, policy, params, dtype, tokenizer_dir=tokenizer_dir, padding=padding)
 
 
 def _write_adapter(
-    config: AnyRun, trained: TrainableParams, params: Leaves, directory: Path, is_writer: bool
+    held: TrainableParams, params: Leaves, base: str, directory: Path, is_writer: bool
 ) -> None:
     host = jax.tree.map(on_host, params)  # by all processes
     if is_writer:
-        assert trained.lora  # the options were checked
-        export_adapter(directory, trained.lora, host, base=config.model)
+        assert held.lora  # the options were checked
+        export_adapter(directory, held.lora, host, base=base)
 
 
 def _written(note: Path, directory: str | Path) -> int | None:

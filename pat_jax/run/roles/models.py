@@ -1,23 +1,25 @@
-"""The handles of a run's models, and how much room they leave.
+"""The models of a run by its table of roles, their handles, and how much room they leave.
 
-Knows roles and what they are built from. Does not know how their weights come (`init_state.py`).
+Does not know how their weights come (`role_params.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pat_jax.config.run import RunConfig
+from pat_jax.common.rules import require
 from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.layout.layout import Layout
-from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.run.roles.placed_layouts import PlacedLayouts
-from pat_jax.run.roles.places import Places
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.run.roles.resting import Rest
 from pat_jax.run.roles.reward_models import RewardModels, resident_of
 from pat_jax.run.roles.rollouts import Rollouts
-from pat_jax.training.build_roles import CriticModel, build_roles
-from pat_jax.training.reader import Reader
+from pat_jax.training.build_roles import Losses, build_roles
+from pat_jax.training.carrier import Carrier
+from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
+from pat_jax.training.transfer import Receivers
 from pat_jax.training.update_memory import lacking_state
 
 
@@ -25,37 +27,52 @@ from pat_jax.training.update_memory import lacking_state
 class RunModels:
     """What the handles of a run's models are built from."""
 
-    policy: Policy
-    placed: PlacedLayouts
-    places: Places
-    critic: CriticModel | None
-    teacher: Mapping[str, Reader]
+    models: Sequence[RoleModel]  # the policy first
+    losses: Losses
+    shapes: Sequence[Shape]  # of micro-batches; empty if nothing is learned
+    carriers: Mapping[Split, Carrier]  # of the policy to rollouts on other devices
     reward_models: RewardModels
     rollouts: Rollouts
+    trains_drafter: bool
 
-    def build(self, config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
-        """Returns the handles, for rollouts in `layouts`."""
-        scoring = (one.reader for one in self.reward_models.values())
-        for reader in (*self.teacher.values(), *scoring):
-            reader.rests = config.roles.rest == "host"
-        drafter, others = self.rollouts.drafter, resident_of(self.reward_models)
-        made_of = drafter, self.teacher, others, self.critic
-        return build_roles(
-            config,
-            self.policy,
-            self.placed.policy,
-            layouts,
-            *made_of,
-            reference=self.placed.reference,
-            carriers=self.placed.carriers,
-            row_shards=self.places.row_shards(self.placed.policy.split.dp),
+    def __post_init__(self):
+        require(
+            not (self.carriers and self.rollouts.drafter.drafts.is_generated),
+            "speculation.source",
+            self.rollouts.config.speculation.source,
+            "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
         )
 
-    def room(self, config: RunConfig, layouts: dict[Split, Layout]) -> float:
+    def build(self, layouts: dict[Split, Layout], rest: Rest) -> Roles:
+        """Returns the handles, for rollouts in `layouts`.
+
+        Args:
+          rest: where models wait while no stage needs them.
+        """
+        rests = rest == "host"
+        for one in self.reward_models.values():
+            one.reader.rests = rests
+        policy, rollouts = self.models[0], self.rollouts
+        return build_roles(
+            self.models,
+            self.losses,
+            self.shapes,
+            Receivers(policy.dtype, layouts, rollouts.policy, self.carriers),
+            rests=rests,
+            others=resident_of(self.reward_models),
+            beside=drafter_state(
+                rollouts.drafter,
+                policy.layout,
+                policy.policy.config.embed_dim,
+                policy.dtype,
+                learns=self.trains_drafter,
+            ),
+        )
+
+    def room(self, layouts: dict[Split, Layout], rest: Rest) -> float:
         """Returns how many whole sequences a KV cache holds beside the models; 0 if no update
         fits."""
-        roles = self.build(config, layouts)
-        if lacking_state(roles, memory_limit(config.rollout, self.rollouts.devices)):
+        roles, rollouts = self.build(layouts, rest), self.rollouts
+        if lacking_state(roles, memory_limit(rollouts.config.rollout, rollouts.devices)):
             return 0.0
-        resident = roles.resident_on(self.rollouts.devices)
-        return self.rollouts.whole_sequences(layouts, resident)
+        return rollouts.whole_sequences(layouts, roles.resident_on(rollouts.devices))

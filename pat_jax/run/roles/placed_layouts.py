@@ -5,14 +5,15 @@ Knows options, places and models. Does not know what runs in a layout.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pat_jax.common.devices import Device
 from pat_jax.common.owners import owners
 from pat_jax.common.rules import require
-from pat_jax.config.run import RunConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.shared import LayoutChoice
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
-from pat_jax.layout.chain import expert_ways, layout_chain, least_tp
+from pat_jax.layout.chain import expert_ways, layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
@@ -25,7 +26,6 @@ from pat_jax.training.carrier import Carrier, carriers
 @dataclass(frozen=True)
 class PlacedLayouts:
     policy: Layout  # of updates: the least TP that the policy's devices have
-    reference: Layout
     rollouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of rollouts are missing
     # Of weights to rollouts on other devices, by their layout.
@@ -33,28 +33,39 @@ class PlacedLayouts:
 
     @classmethod
     def of(
-        cls, config: RunConfig, model: ModelConfig, places: Places, kernels: Kernels | None
+        cls,
+        model: ModelConfig,
+        places: Places,
+        rollout: RolloutConfig,
+        choice: LayoutChoice,
+        fsdp_size: int,
+        kernels: Kernels | None = None,
     ) -> "PlacedLayouts":
-        chain, dropped = chain_of(config, model, places["rollout"], kernels)
-        layouts = rollout_layouts(config, model, places["rollout"], chain)
+        """Returns the layouts that divide the model.
+
+        Args:
+          choice: which of them rollouts may have.
+
+        Raises:
+          UserError: there are none, or the placement does not fit the model.
+        """
+        chain, dropped = chain_of(model, places["rollout"], rollout, fsdp_size, kernels)
+        layouts = rollout_layouts(model, places["rollout"], rollout, choice, chain)
         own = chain
         if places.differ("policy", "rollout"):
-            own, _ = chain_of(config, model, places["policy"], kernels)
-        policy = reference = next(iter(own.values()))
-        if places.differ("reference", "policy"):
-            least = least_tp(places["reference"], model, fsdp_size=config.fsdp_size)
-            reference = replace(least, kernels=policy.kernels)
+            own, _ = chain_of(model, places["policy"], rollout, fsdp_size, kernels)
+        policy = next(iter(own.values()))
         if places.is_split:
-            sent = _spread(config, model, places, chain)
+            sent = _spread(model, places, rollout, chain)
         else:
             sent = {} if own is chain else carriers(own, chain)
             if own is not chain and policy.spans_processes:
-                _check_experts(config, own, chain, sent)
-        return cls(policy, reference, layouts, dropped, sent)
+                _check_experts(rollout, own, chain, sent)
+        return cls(policy, layouts, dropped, sent)
 
 
 def _spread(
-    config: RunConfig, model: ModelConfig, places: Places, chain: Mapping[Split, Layout]
+    model: ModelConfig, places: Places, rollout: RolloutConfig, chain: Mapping[Split, Layout]
 ) -> dict[Split, Carrier]:
     """Returns how weights come to the rollouts of all processes from the policy's processes.
 
@@ -63,25 +74,24 @@ def _spread(
     Raises:
       OptionError: the model has experts, or meshes have the devices in another order.
     """
-    need = config.placement.need
-    need("name", model.experts is None, "another one with a model that has experts")
+    option, name = "placement.name", "split"
+    require(model.experts is None, option, name, "another one with a model that has experts")
     hosts = len({*hosts_of(places.devices)})
     parts = hosts if hosts > 1 else len(owners(places.devices))
-    divided = replace(config, fsdp_size=len(places.devices) // parts)
+    size = len(places.devices) // parts
     source, target = (
-        next(iter(chain_of(divided, model, places[role], None)[0].values()))
+        next(iter(chain_of(model, places[role], rollout, size)[0].values()))
         for role in ("policy", "rollout")
     )
     first = target.mesh.devices.flat[: source.mesh.size]
     is_half = list(first) == list(source.mesh.devices.flat)
-    need(
-        "name", is_half, "another one on these devices, whose mesh is not in their processes' order"
-    )
+    expected = "another one on these devices, whose mesh is not in their processes' order"
+    require(is_half, option, name, expected)
     return dict.fromkeys(chain, Carrier(source, target, spreads=True))
 
 
 def _check_experts(
-    config: RunConfig,
+    rollout: RolloutConfig,
     own: Mapping[Split, Layout],
     chain: Mapping[Split, Layout],
     sent: Mapping[Split, Carrier],
@@ -91,25 +101,32 @@ def _check_experts(
     require(
         ways == of_rollout and len(sent) == len(chain),
         "rollout.expert_parallel",
-        config.rollout.expert_parallel,
+        rollout.expert_parallel,
         "experts divided alike over the policy's and the rollouts' devices of each process "
         f"(they are divided by {math.prod(ways)} and {math.prod(of_rollout)})",
     )
 
 
 def chain_of(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
+    model: ModelConfig,
+    devices: Sequence[Device],
+    rollout: RolloutConfig,
+    fsdp_size: int,
+    kernels: Kernels | None = None,
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Returns all layouts of these devices, and why others are missing."""
-    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    mesh, size = factored_mesh(devices), config.fsdp_size
-    return layout_chain(mesh, model, kernels, experts=experts, fsdp_size=size)
+    experts, mesh = (
+        ExpertSplit(rollout.expert_parallel, rollout.expert_width),
+        factored_mesh(devices),
+    )
+    return layout_chain(mesh, model, kernels, experts=experts, fsdp_size=fsdp_size)
 
 
 def rollout_layouts(
-    config: RunConfig,
     model: ModelConfig,
     devices: Sequence[Device],
+    rollout: RolloutConfig,
+    choice: LayoutChoice,
     chain: Mapping[Split, Layout],
 ) -> dict[Split, Layout]:
     """Returns those of the layouts that the options let rollouts use.
@@ -117,6 +134,6 @@ def rollout_layouts(
     Raises:
       UserError: the options ask for a layout that is not there, or prompts do not divide.
     """
-    layouts = wanted_layouts(config.layout_choice, dict(chain), factored_mesh(devices), model)
-    check_batch(config.rollout, layouts)
+    layouts = wanted_layouts(choice, dict(chain), factored_mesh(devices), model)
+    check_batch(rollout, layouts)
     return layouts

@@ -1,35 +1,40 @@
 """Decides where the models of a run wait while no stage needs them.
 
-Knows options and the room of rollouts. Does not know what the models are.
+Knows the room of rollouts. Does not know what the models are.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Literal
 
 from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory
 from pat_jax.common.rules import require
-from pat_jax.config.run import RunConfig
 from pat_jax.training.rest import has_more_room
 
-
-def with_rest(config: RunConfig, rest: str) -> RunConfig:
-    return replace(config, roles=replace(config.roles, rest=rest))
+Rest = Literal["device", "host"]
 
 
 def settled_rest(
-    config: RunConfig, devices: Sequence[Device], room: Callable[[RunConfig], float]
-) -> tuple[RunConfig, str]:
-    """Returns the options with `--roles.rest` settled, and a line on it, empty if nothing was to be
-    decided.
+    asked: Literal["auto", "device", "host"],
+    devices: Sequence[Device],
+    room: Callable[[Rest], float],
+    *,
+    sequences: int,
+    learns: bool,
+) -> tuple[Rest, str]:
+    """Returns where models wait, and a line on it, empty if nothing was to be decided.
 
     Args:
-      room: returns for options how many of the longest sequences have room in the KV cache.
+      asked: `--roles.rest`.
+      room: returns how many of the longest sequences have room in the KV cache if models wait
+        there.
+      sequences: responses of an iteration.
+      learns: whether anything is trained.
 
     Raises:
       OptionError: models are to wait in the host's memory, which the devices do not have.
     """
-    has_memory, asked = has_host_memory(devices), config.roles.rest
+    has_memory = has_host_memory(devices)
     require(
         asked != "host" or has_memory,
         "roles.rest",
@@ -37,15 +42,12 @@ def settled_rest(
         f"device or auto on devices of platform {devices[0].platform}, which know no {HOST_MEMORY} memory",
     )
     if asked != "auto":
-        return config, ""
-    resident = with_rest(config, "device")
-    away = with_rest(config, "host")
-    if not (config.learns and has_memory) or math.isinf(here := room(resident)):
-        return resident, ""
-    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
-    if here >= sequences or not has_more_room(here, there := room(away), sequences):
-        return resident, ""
-    return away, _words(here, there, sequences)
+        return asked, ""
+    if not (learns and has_memory) or math.isinf(here := room("device")):
+        return "device", ""
+    if here >= sequences or not has_more_room(here, there := room("host"), sequences):
+        return "device", ""
+    return "host", _words(here, there, sequences)
 
 
 def _words(here: float, there: float, sequences: int) -> str:

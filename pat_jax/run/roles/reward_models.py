@@ -3,7 +3,7 @@
 Knows options and checkpoints. Does not know when responses are scored, nor how scores add up.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,90 +12,78 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import require
-from pat_jax.config.by_model import settled_dtype
-from pat_jax.config.compute import Compute
 from pat_jax.config.rewards import RewardModelOptions
-from pat_jax.config.run import RunConfig
+from pat_jax.config.role_table import Role
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import shard_bytes
-from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
-from pat_jax.layout.chain import least_tp
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
-from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel, gib
-from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.rl.rewards.model import RewardModel
-from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.rl.text.scored_text import check_template
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
-from pat_jax.run.roles.weights import check_weights
-from pat_jax.training.build import DTYPES, ROW_UNIT, functions_of
+from pat_jax.run.roles.role_models import Division, layout_of
+from pat_jax.run.roles.role_params import load_reader
+from pat_jax.training.build import DTYPES, ROW_UNIT
 from pat_jax.training.reader import Reader
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.text_scorer import TextScorer
-from pat_jax.training.trainable_params import TrainableParams
 
 LEAST_LENGTH = 1024  # tokens of the longest text, where the option is auto
 SHORTEST_ROW = 128  # tokens
+_OTHERWISE = ", or write a function of a module that is called model as model.py:function"
 
 
 @dataclass(frozen=True)
 class RewardRole:
     """One reward model, before and after its weights are loaded."""
 
-    name: str  # a directory, or a name on the Hub
-    reader: Reader
+    model: RoleModel
+    scorer: TextScorer
     scores: RewardModel
 
-    def check_weights(self) -> None:
-        """Raises UserError if the weights of a Hub model cannot be downloaded or do not fit."""
-        check_weights(self.name, "reward", head=None)
+    @property
+    def reader(self) -> Reader:
+        return self.scorer.reader
 
     def load(self) -> None:
         """Loads the weights into their shards."""
-        load_weights(self.reader, self.name)
-
-
-def load_weights(reader: Reader, name: str) -> None:
-    """Loads the weights of the reward model `name` into the shards of its reader."""
-    held, folder = reader.held, local_checkpoint(name, option="reward")
-    reader.params = load_params(folder, held.policy, held.shardings, held.weight_dtype)
+        load_reader(self.model, self.reader)
 
 
 RewardModels = Mapping[str, RewardRole]  # by the value of --reward
 
 
-def build_reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardModels:
+def build_reward_models(
+    roles: Iterable[Role],
+    options: RewardModelOptions,
+    rollout: RolloutConfig,
+    devices: Sequence[Device],
+    division: Division,
+) -> RewardModels:
     """Returns the reward models of a run, without their weights.
+
+    Args:
+      roles: others than reward models are left out.
 
     Raises:
       UserError: a directory does not exist, or holds no usable reward model, tokenizer or template.
     """
-    return {spec: _build(spec, config, devices) for spec in config.reward if model_of(spec)}
-
-
-def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRole:
-    name, options, rollout = model_of(spec), config.reward_model, config.rollout
-    otherwise = ", or write a function of a module that is called model as model.py:function"
-    found = find_reward_model(name, f"option --reward is {spec!r}", otherwise)
-    max_length = _max_length(options, name, found.shape, rollout.max_length)
-    texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
-    scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
-    scores = RewardModel(
-        spec,
-        found.tokenizer,
-        scorer,
-        max_length=max_length,
-        pad_id=found.pad_id,
-        fills=scorer.fills,
-    )
-    return RewardRole(name, scorer.reader, scores)
+    number = rollout.prompts_per_step * rollout.num_generations
+    found: dict[str, RewardRole] = {}
+    for role in roles:
+        if role.devices == "reward":
+            one = find_reward_model(role, f"option --reward is {role.name!r}", _OTHERWISE)
+            longest = _max_length(options, role.source, one.shape, rollout.max_length)
+            found[role.name] = one.handle(options, Texts(longest, number), devices, division)
+    return found
 
 
 class Texts(NamedTuple):
@@ -109,6 +97,7 @@ class Texts(NamedTuple):
 class FoundRewardModel:
     """A reward model's shape and tokenizer; its programs are still to be made."""
 
+    role: Role
     folder: Path
     shape: ModelConfig
     tokenizer: HuggingFaceTokenizer
@@ -118,30 +107,34 @@ class FoundRewardModel:
         """The checkpoint's `pad_token_id`; see `RewardModel`."""
         return read_json_object(self.folder / CONFIG_FILE).get("pad_token_id")
 
-    def scorer(
+    def handle(
         self,
         options: RewardModelOptions,
         texts: Texts,
         devices: Sequence[Device],
-        page_size: int,
-        fsdp_size: int = 0,
-    ) -> TextScorer:
-        """Returns the `TextScorer` of the model. Nothing is compiled or loaded yet."""
-        dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
+        division: Division,
+    ) -> RewardRole:
+        """Returns the model with what scores texts. Nothing is compiled or loaded yet."""
         policy = Policy.from_config(padded_for(devices, self.shape))
-        least = least_tp(devices, policy.config, fsdp_size=fsdp_size)
-        layout = with_usable_kernels(least, policy.config, page_size=page_size, dtype=DTYPES[dtype])
-        micro_shapes = _micro_shapes(options, texts, layout)
-        held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-        functions = functions_of(Compute(dtype), policy, layout)
-        predictor = Predictor(functions, policy.config.vocab_size)
-        return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
+        dtype = DTYPES[self.role.compute.dtype]
+        layout = layout_of(policy.config, devices, dtype, division)
+        model, shapes = RoleModel(self.role, policy, layout), _shapes(options, texts, layout)
+        scorer = TextScorer(model.reader(shapes), shapes)
+        scores = RewardModel(
+            self.role.name,
+            self.tokenizer,
+            scorer,
+            max_length=texts.max_length,
+            pad_id=self.pad_id,
+            fills=scorer.fills,
+        )
+        return RewardRole(model, scorer, scores)
 
 
 def find_reward_model(
-    name: str, option: str, otherwise: str = "", chat: Chat | None = None
+    role: Role, option: str, otherwise: str = "", chat: Chat | None = None
 ) -> FoundRewardModel:
-    """Returns the reward model of a directory, or of the Hugging Face Hub.
+    """Returns the reward model in the files of a role.
 
     Args:
       option: the option and its value, and `otherwise` what else it could be, for messages.
@@ -150,7 +143,7 @@ def find_reward_model(
     Raises:
       UserError: there is no such model, or its tokenizer or chat template cannot be used.
     """
-    shape = checkpoint_shape(name, "reward", head=None)
+    shape = checkpoint_shape(role.source, role.option, head=None)
     if shape is None:
         raise UserError(
             f"{option}: expected the directory of a reward model, or its name on the Hugging Face Hub as "
@@ -161,11 +154,11 @@ def find_reward_model(
             f"{option}: expected a …ForSequenceClassification checkpoint with one label, and this model "
             "generates text; choose a reward model, or train one from it."
         )
-    folder = Path(local_checkpoint(name, option="reward", weights=False))
+    folder = Path(local_checkpoint(role.source, option=role.option, weights=False))
     tokenizer = HuggingFaceTokenizer(folder, chat)
     check_vocabulary(tokenizer, shape.vocab_size, source=str(folder))
     check_template(tokenizer)
-    return FoundRewardModel(folder, shape, tokenizer)
+    return FoundRewardModel(role, folder, shape, tokenizer)
 
 
 def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, longest: int) -> int:
@@ -178,7 +171,7 @@ def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, long
     return asked
 
 
-def _micro_shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:
+def _shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:
     longest = largest_length(texts.max_length, ROW_UNIT)
     buckets = ladder(min(SHORTEST_ROW, longest), longest)
     return shapes(buckets, options.tokens_per_micro_batch, layout.split.dp, texts.number)

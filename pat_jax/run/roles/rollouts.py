@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
@@ -17,7 +18,9 @@ from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
 from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, most_at_once, whole_sequences
 from pat_jax.engine.sizing.memory_checks import check_memory
+from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
@@ -93,3 +96,20 @@ class Rollouts:
             and not config.deterministic
             and process_group().count == 1,
         )
+
+
+def other_kernels(
+    rollout: RolloutConfig, engine: RolloutEngine, also: Sequence[str] = ()
+) -> Kernels | None:
+    """Checks the engine's kernels on its devices, those named in `also` as well. Returns the ones
+    to use instead, or None if all of its own work."""
+    layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
+    kernels = usable_kernels(
+        layouts,
+        engine.policy.config,
+        page_size=rollout.page_size,
+        dtype=engine.dtype,
+        weights=rollout.weights,
+        names=("decode", "prefill", "experts", *["verify"] * bool(drafts), *also),
+    )
+    return None if kernels == layouts[0].kernels else kernels

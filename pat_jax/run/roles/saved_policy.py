@@ -20,7 +20,7 @@ from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in, damage
 from pat_jax.run.checkpoints.meta import as_json, as_written, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import read_part
 from pat_jax.run.files.hub_names import go_on_with_names
-from pat_jax.run.roles.adapters import lora_of
+from pat_jax.run.roles.fingerprint import lora_of
 from pat_jax.training.trainable_params import Leaves
 
 _OF_A_MODEL = [field.name for field in fields(ModelConfig)]

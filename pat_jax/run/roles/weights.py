@@ -26,7 +26,7 @@ from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
-from pat_jax.run.roles.adapters import check_base
+from pat_jax.run.roles.fingerprint import check_base
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.training.build import DTYPES
 from pat_jax.training.checksum import base_checksum
@@ -70,7 +70,8 @@ def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout
     they were trained on; to check it, the base is loaded in `layout`."""
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
-        check_base(saved.meta, base_checksum(policy, base), config)
+        found = base_checksum(policy, base)
+        check_base(saved.meta, found, config.run_dir, config.model, config.seed)
     return partial(_load_saved, config.model, saved)
 
 

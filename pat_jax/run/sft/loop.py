@@ -10,6 +10,7 @@ from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.config.role_table import POLICY
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -21,13 +22,17 @@ from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.roles.adapters import check_base, freeze_base, initial_params
-from pat_jax.run.roles.export import export_policy
-from pat_jax.run.roles.reference import begin_reference, resume_reference
+from pat_jax.run.roles.export import export_role
+from pat_jax.run.roles.fingerprint import check_bases
+from pat_jax.run.roles.role_params import (
+    begin_reference,
+    freeze_bases,
+    initial_params,
+    resume_reference,
+)
 from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.compiling import compile_update
-from pat_jax.training.build import schedule_of
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,18 @@ class Position:
     """Where a run is after a step.
 
     Attributes:
-      base_checksum: of the base that adapters belong to; None: the whole model is trained.
+      base_checksums: of the base that adapters belong to, by its name in a checkpoint.
     """
 
     step: int
     state: TrainState
     drawn: Drawn
-    base_checksum: int | None
+    base_checksums: Mapping[str, int | None]
 
     def whole(self, examples: int) -> WholeStep:
         """Returns what a checkpoint saves; `examples` is the checksum of what is learned from."""
-        meta = {"examples": examples, "base_checksum": self.base_checksum}
-        return WholeStep(self.step, {"train": self.state}, self.drawn.to_json() | meta)
+        meta = {**self.drawn.to_json(), "examples": examples, **self.base_checksums}
+        return WholeStep(self.step, {"train": self.state}, meta)
 
 
 class SftRun:
@@ -87,7 +92,7 @@ class SftRun:
     def __init__(self, setup: SftSetup, signals: StopSignals, command: str = "sft"):
         self.setup, self.trainer, self.lessons = setup, setup.trainer, setup.lessons
         self.config, self.signals = setup.config, signals
-        self.learning_rate = schedule_of(self.config.optimizer_in_use, setup.steps)
+        self.learning_rate = setup.roles.learning_rates[self.trainer.name]
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
         most, notify = self.config.optimizer.max_skipped, self.files.progress.print
@@ -122,21 +127,21 @@ class SftRun:
         """Restores parameters, optimizer and cursor from the checkpoint, or initializes them."""
         config, roles = self.config, self.setup.roles
         self.files.tell_changes()
-        base_checksum = freeze_base(self.trainer, config)
+        policy, checksums = roles.models[POLICY], freeze_bases(roles, config.seed)
         found = self.files.restore({"train": self.trainer.abstract_state})
         if found is None:
-            state = self.trainer["init_state"](initial_params(self.trainer, config))
+            state = self.trainer["init_state"](initial_params(policy, self.trainer, config.seed))
             begin_reference(roles, config.run_dir, state)
-            return Position(0, state, Drawn(), base_checksum)
+            return Position(0, state, Drawn(), checksums)
         step, saved, meta = found
         resume_reference(roles, config.run_dir, step)
-        check_base(meta, base_checksum, config)
+        check_bases(meta, checksums, config.run_dir, roles.models, config.seed)
         with self.files.checkpoints.as_written(step):
             drawn, examples = declared(Drawn.from_json(meta)), meta["examples"]
         if examples != self.setup.examples.checksum:
             told = "resumed with other examples than before, or in another order"
             self.files.progress.print(told)
-        return Position(step, saved["train"], drawn, base_checksum)
+        return Position(step, saved["train"], drawn, checksums)
 
     def learn(self, begun: Position) -> Position:
         """Runs all steps that are left. Returns the position after the last."""
@@ -212,7 +217,14 @@ class SftRun:
             tokenizer = tokenizer_dir(config.model, self.setup.policy.config)
             is_scored = self.lessons.HEAD == "scalar"
             padding = padding_of(HuggingFaceTokenizer(tokenizer)) if is_scored else None
-            export_policy(
-                config, self.trainer.trained, ended.state.params, ended.step, tokenizer, padding
+            export_role(
+                self.setup.roles.models[POLICY],
+                self.trainer.trained,
+                ended.state.params,
+                ended.step,
+                config.run_dir,
+                base=config.model,
+                tokenizer_dir=tokenizer,
+                padding=padding,
             )
         self.files.tell_end(compile_s)

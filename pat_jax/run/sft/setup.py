@@ -4,7 +4,6 @@ here, before anything is compiled or written."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from pat_jax.common.devices import Device
@@ -12,25 +11,29 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.config.role_table import tuned_roles
 from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.chain import least_tp
+from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Examples
 from pat_jax.run.files.folder import check_resumed
-from pat_jax.run.roles.adapters import identity
+from pat_jax.run.roles.fingerprint import identity
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.sft.inputs import shape_of_model
-from pat_jax.run.sft.lessons import Lessons
+from pat_jax.run.sft.lessons import REFERENCE, Lessons
 from pat_jax.run.sft.reading import kind_of, read_lessons
-from pat_jax.training.build import DTYPES, build_lora
+from pat_jax.training.build import DTYPES, build_lora, row_shapes
+from pat_jax.training.build_roles import Losses, build_roles
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
-from pat_jax.training.supervised import build_supervised_roles, row_shapes
 from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 from pat_jax.training.update_memory import check_state
 
 Config = TypeVar("Config", bound=FineTuning)
@@ -67,32 +70,26 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     examples, which take seconds. Weights, which may have to be downloaded, come last."""
     config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
-    lora = identity(build_lora(config.lora, policy))
     kind = {"learns_from": kind_of(config).KIND}
+    lora = identity(build_lora(config.lora, policy))
     fingerprint = check_resumed(config, {**asdict(model), **kind, **lora})
     check_offload(config.optimizer, devices)
     lessons = read_lessons(config, model)
     steps = _steps(config, lessons.train)
-    memory = memory_limit(config, devices)
+    memory, dtype = memory_limit(config, devices), DTYPES[config.compute_dtype]
     layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
     budget = config.tokens_per_micro_batch
     shapes = row_shapes(config.max_length, budget, layout.split.dp, lessons.TEXTS)
-    roles_in = partial(
-        build_supervised_roles,
-        policy,
-        loss=lessons.loss,
-        micro_shapes=shapes,
-        compute=config.compute,
-        optimizer=config.optimizer_in_use,
-        total_steps=steps,
-        lora=config.lora,
-        router_aux_loss_coef=config.router_aux_loss_coef,
-        evaluates=config.eval.every > 0,
-    )
+    rows = tuned_roles(config, lessons.HEAD, steps, has_reference=REFERENCE in lessons.loss.needs)
+
+    def roles_in(layout: Layout) -> Roles:
+        models = [RoleModel(row, policy, layout) for row in rows]
+        return build_roles(models, Losses(lessons.loss), shapes, Receivers(dtype))
+
     roles = roles_in(layout)
     check_state(roles, memory)
-    how = {"page_size": 16, "dtype": DTYPES[config.compute_dtype]}
-    if (usable := with_usable_kernels(layout, policy.config, **how)) is not layout:
+    usable = with_usable_kernels(layout, policy.config, page_size=16, dtype=dtype)
+    if usable is not layout:
         roles = roles_in(usable)
     check_weights(config.model, head=lessons.HEAD)
     return SftSetup(

@@ -69,7 +69,7 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
     models = [one.reader for one in setup.reward_models.values()]
-    of_models = sum(len(one.to_compile(by_need=False)) for one in models)
+    of_models = sum(one.to_compile(by_need=False) for one in models)
     of_roles = setup.roles.to_compile(by_need=is_by_need)
     count = of_roles + of_models + setup.engine.to_compile()
     progress.print(f"compiling {count} programs")

@@ -11,19 +11,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.config.run import RunConfig
+from pat_jax.config.role_table import POLICY
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import to_supervised_batch
-from pat_jax.rl.batches.packing import single_passes
+from pat_jax.rl.batches.packing import Shape, single_passes
 from pat_jax.rl.batches.train_batch import MicroBatch
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
-from pat_jax.run.roles.adapters import check_base, freeze_base, initial_params
-from pat_jax.run.roles.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
-from pat_jax.run.roles.reference import begin_reference, resume_reference
-from pat_jax.run.roles.teacher import load_teacher
+from pat_jax.run.roles.fingerprint import check_bases
+from pat_jax.run.roles.role_params import (
+    begin_reference,
+    freeze_bases,
+    initial_params,
+    initial_states,
+    load_frozen,
+    resume_reference,
+)
 from pat_jax.run.start.setup import Setup
 from pat_jax.run.start.shaping import Shaping
 from pat_jax.run.start.task import Task
@@ -44,47 +49,38 @@ class Beginning:
     states: States
     lengths: LengthModel
     totals: Totals
-    base_checksums: Mapping[str, int | None]  # see `_freeze_bases`
+    base_checksums: Mapping[str, int | None]  # see `freeze_bases`
     shaping: Shaping
 
 
-def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
+def begin(setup: Setup, run: OpenRun) -> Beginning:
     """Returns the initial state of a run. For a resumed run, raises UserError if every checkpoint
     is damaged, or if its adapters belong to another base."""
-    checksums = _freeze_bases(config, setup)
-    load_teacher(setup.roles, config)
-    trainer = setup.trainer
-    if (found := run.restore(setup.roles.abstract_states)) is not None:
-        resume_reference(setup.roles, config.run_dir, found[0])
-        return _resumed(config, setup, run, found, checksums)
-    state = trainer["init_state"](initial_params(trainer, config))
-    state = _warm_start(config, setup, state, run.progress)
-    begin_reference(setup.roles, config.run_dir, state)
-    states = initial_critic(setup.roles, config, setup.critic, state) | {trainer.name: state}
+    config, roles, trainer = setup.config, setup.roles, setup.trainer
+    seed = config.seed
+    checksums = freeze_bases(roles, seed)
+    load_frozen(roles)
+    if (found := run.restore(roles.abstract_states)) is not None:
+        resume_reference(roles, config.run_dir, found[0])
+        return _resumed(setup, run, found, checksums)
+    state = trainer["init_state"](initial_params(roles.models[POLICY], trainer, seed))
+    state = _warm_start(setup, state, run.progress)
+    begin_reference(roles, config.run_dir, state)
+    states = initial_states(roles, state, seed)
     lengths = LengthModel.empty(config.rollout.max_completion_length)
     shaping = Shaping.of(config.algorithm, {})
     return Beginning(0, states, lengths, Totals(), checksums, shaping)
 
 
-def _freeze_bases(config: RunConfig, setup: Setup) -> Mapping[str, int | None]:
-    """Loads the bases of adapters. Returns the checksum of each by its name in a checkpoint's
-    metadata; None: the whole model is trained."""
-    of_policy = {"base_checksum": freeze_base(setup.trainer, config)}
-    if setup.critic is None:
-        return of_policy
-    return of_policy | {CRITIC_BASE: freeze_critic(setup.roles, config, setup.critic)}
-
-
 def _resumed(
-    config: RunConfig,
     setup: Setup,
     run: OpenRun,
     found: Restored,
     checksums: Mapping[str, int | None],
 ) -> Beginning:
+    config = setup.config
     step, saved, meta = found
-    check_base(meta, checksums["base_checksum"], config)
-    check_critic_base(meta, checksums.get(CRITIC_BASE), config)
+    check_bases(meta, checksums, config.run_dir, setup.roles.models, config.seed)
     with run.checkpoints.as_written(step):
         before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
         for name, checksum in setup.task.checksums.items():
@@ -98,16 +94,15 @@ def _resumed(
     return Beginning(step, saved, lengths, totals, checksums, shaping)
 
 
-def _warm_start(
-    config: RunConfig, setup: Setup, state: TrainState, progress: Progress
-) -> TrainState:
+def _warm_start(setup: Setup, state: TrainState, progress: Progress) -> TrainState:
     """Returns the state after the supervised stage, which trains on demonstrations of a built-in
     task. The optimizer starts afresh. The buffers of `state` are donated."""
-    if not (steps := config.warm_start.steps):
+    if not (steps := setup.config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer
-    shapes = setup.roles.micro_shapes
-    for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
+    size, seed = setup.config.warm_start.batch_size, setup.config.seed
+    batches = _batches(setup.task, setup.roles.micro_shapes, size, seed)
+    for step, shown in zip(range(steps), batches, strict=False):
         state, result = trainer.supervised_step(state, shown)
         loss = result.metrics["train/cross_entropy"]
         progress.stage(f"warm start {step + 1}/{steps} loss {loss:.3f}")
@@ -117,14 +112,14 @@ def _warm_start(
 
 
 def _batches(
-    config: RunConfig, task: Task, shapes: Sequence[tuple[int, int]]
+    task: Task, shapes: Sequence[Shape], size: int, seed: int
 ) -> Iterator[Sequence[MicroBatch]]:
-    """Yields batches of demonstrations without end, each of at most one micro-batch."""
-    size = config.warm_start.batch_size
+    """Yields batches of up to `size` demonstrations without end, each of at most one
+    micro-batch."""
     assert task.demonstrations is not None  # check_task refuses a warm start without
     for draw in itertools.count():
         shown = task.demonstrations(draw, 8 * size)
         lengths = [len(prompt) + len(response) for prompt, response in shown]
         batches = single_passes(lengths, shapes[-1], max_examples=size)
-        for i in np.random.default_rng((config.seed, draw)).permutation(len(batches)):
+        for i in np.random.default_rng((seed, draw)).permutation(len(batches)):
             yield to_supervised_batch([shown[n] for n in batches[i]], micro_shapes=shapes)

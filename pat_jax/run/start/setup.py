@@ -5,14 +5,16 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
-from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
+from pat_jax.config.role_table import Role, role_table
+from pat_jax.config.roles import RolesConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import LayoutChoice
 from pat_jax.config.task import TaskChoice
@@ -26,7 +28,6 @@ from pat_jax.engine.sizing.layout_choice import (
 )
 from pat_jax.engine.sizing.memory import memory_model, shard_bytes
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
-from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.config import ModelConfig
@@ -35,27 +36,26 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.placement import PlacedRole
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints import owned_arrays
 from pat_jax.run.files.folder import check_resumed
-from pat_jax.run.roles.adapters import identity
-from pat_jax.run.roles.critic import critic_identity, critic_model
+from pat_jax.run.roles.fingerprint import fingerprint as fingerprint_of
 from pat_jax.run.roles.models import RunModels
 from pat_jax.run.roles.placed_layouts import PlacedLayouts, chain_of, rollout_layouts
 from pat_jax.run.roles.places import Places
 from pat_jax.run.roles.resting import settled_rest
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
-from pat_jax.run.roles.rollouts import Rollouts
-from pat_jax.run.roles.teacher import build_teacher
+from pat_jax.run.roles.role_models import Division, models_of
+from pat_jax.run.roles.rollouts import Rollouts, other_kernels
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import build_lora
-from pat_jax.training.build_roles import CriticModel
+from pat_jax.training.build import micro_shapes
+from pat_jax.training.build_roles import losses_of
 from pat_jax.training.reader import Reader
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
@@ -83,7 +83,6 @@ class Setup:
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
     reward_models: RewardModels
-    critic: CriticModel | None
     places: Places
 
     @property
@@ -93,11 +92,9 @@ class Setup:
 
     def describe_places(self) -> str:
         """Returns a line on the devices of the run's roles; empty if all have the same."""
-        found: set[PlacedRole] = {"rollout", "policy"}
-        found |= {role for role in ("reference", "teacher") if role in self.roles.readers}
-        found |= {"critic"} if self.roles.critic else set()
-        found |= {"reward"} if self.reward_models else set()
-        return self.places.describe(found)
+        found = {model.role.devices for model in self.roles.models.values()}
+        scoring = {"reward"} if self.reward_models else set()
+        return self.places.describe({"rollout"} | found | scoring)
 
     def held_without_rollouts(self, reader: Reader) -> int | None:
         """Returns the bytes that models keep on a reader's devices; None if those do rollouts."""
@@ -117,16 +114,14 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     tokenizer and the data, which take seconds, and the kernels on these devices. Weights, which may
     have to be downloaded, come last."""
     setup = _built(config, devices)
-    kernels = other_kernels(setup.config, setup.engine, also=("rows",))
+    kernels = other_kernels(setup.config.rollout, setup.engine, also=("rows",))
     if kernels is not None:
         setup = _built(config, devices, kernels, setup.reward_models)
-    check_weights(config.model)
-    if setup.critic:
-        check_weights(setup.critic.source, "critic.model", head="scalar")
+    scoring = (one.model for one in setup.reward_models.values())
+    for model in (*setup.roles.models.values(), *scoring):
+        role = model.role
+        check_weights(role.source, role.option, None if role.devices == "reward" else role.head)
     check_weights(config.speculation.draft_model, "speculation.source")
-    for one in setup.reward_models.values():
-        one.check_weights()
-    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
@@ -150,34 +145,40 @@ def _built(
     profile = find_profile(config.profile, subject)
     policy = Policy.from_config(model)
     check_offload(config.optimizer, devices)
-    placed = PlacedLayouts.of(config, model, places, kernels)
+    placed = PlacedLayouts.of(
+        model, places, config.rollout, config.layout_choice, config.fsdp_size, kernels
+    )
     first, layouts, dropped = placed.policy, placed.rollouts, [*placed.dropped]
-    critic = critic_model(config, policy, first, places["critic"])
-    fingerprint = _fingerprint(config, policy, critic)
-    shards = places.row_shards(first.split.dp)
-    teacher = build_teacher(config, policy, first, places["teacher"], shards)
+    table = role_table(config, first.platform)
+    of_policy = RoleModel(table[0], policy, first)
+    division = Division(config.rollout.page_size, config.fsdp_size)
+    models = models_of(table, of_policy, places, division, config.rollout.max_length)
+    fingerprint = check_resumed(config, fingerprint_of(models))
     if reward_models is None:
-        reward_models = build_reward_models(config, places["reward"])
+        reward_models = build_reward_models(
+            table, config.reward_model, config.rollout, places["reward"], division
+        )
     task = load_task(config.task, checked_tokenizer(config.task, model))
     rollouts = Rollouts.of(config, policy, of_rollout)
-    require(
-        not (placed.carriers and rollouts.drafter.drafts.is_generated),
-        "speculation.source",
-        config.speculation.source,
-        "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
+    handles = _handles(config, table, models, placed, places, reward_models, rollouts)
+    rest, resting = settled_rest(
+        config.roles.rest,
+        devices,
+        partial(handles.room, layouts),
+        sequences=config.rollout.prompts_per_step * config.rollout.num_generations,
+        learns=config.learns,
     )
-    models = RunModels(policy, placed, places, critic, teacher, reward_models, rollouts)
-    config, resting = settled_rest(config, devices, lambda asked: models.room(asked, layouts))
-    roles = models.build(config, layouts)
+    config = replace(config, roles=RolesConfig(rest))
+    roles = handles.build(layouts, rest)
     resident = roles.resident_on(of_rollout)
     alone = rollouts.memory_alone(layouts, resident)
-    if config.train or config.warm_start.steps:
+    if config.learns:
         check_state(roles, alone.limit)
     if config.layout_choice.is_planned:
         kept, more = worth_planning(config.rollout, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, models.build(config, kept)
+            layouts, roles = kept, handles.build(kept, rest)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -195,19 +196,30 @@ def _built(
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
         reward_models,
-        critic,
         places,
     )
 
 
-def _fingerprint(
-    config: RunConfig, policy: Policy, critic: CriticModel | None
-) -> Mapping[str, object]:
-    """Returns the run's fingerprint. Raises UserError if the checkpoint to resume from has another
-    one."""
-    own = {"has_reference": config.algorithm.beta > 0}
-    of_policy = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
-    return check_resumed(config, {**of_policy, **critic_identity(config, critic, policy)})
+def _handles(
+    config: RunConfig,
+    table: Sequence[Role],
+    models: Sequence[RoleModel],
+    placed: PlacedLayouts,
+    places: Places,
+    reward_models: RewardModels,
+    rollouts: Rollouts,
+) -> RunModels:
+    first = placed.policy
+    shards = places.row_shards(first.split.dp)
+    return RunModels(
+        models,
+        losses_of(table, config.algorithm, is_on_policy=config.updates_per_step == 1),
+        micro_shapes(config.micro_batches, shards, first.platform) if config.learns else (),
+        placed.carriers,
+        reward_models,
+        rollouts,
+        trains_drafter=config.train,
+    )
 
 
 def build_engine(
@@ -218,7 +230,7 @@ def build_engine(
     `config.model`, which not every caller needs."""
     engine = _built_engine(config, model, devices, resident)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
-    kernels = other_kernels(config, engine, also=scores)
+    kernels = other_kernels(config.rollout, engine, also=scores)
     if kernels is not None:
         engine = _built_engine(config, model, devices, resident, kernels)
     check_weights(config.speculation.draft_model, "speculation.source")
@@ -234,8 +246,8 @@ def _built_engine(
 ) -> RolloutEngine:
     check_lengths(config.rollout, model, config.model)
     check_vocabulary_options(config.rollout, model)
-    chain, dropped = chain_of(config, model, devices, kernels)
-    layouts = rollout_layouts(config, model, devices, chain)
+    chain, dropped = chain_of(model, devices, config.rollout, config.fsdp_size, kernels)
+    layouts = rollout_layouts(model, devices, config.rollout, config.layout_choice, chain)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
     has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
@@ -285,20 +297,3 @@ def settled_options(
     Returns them with a note on what was shortened."""
     context, platform = model.max_position, devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
-
-
-def other_kernels(
-    config: RunConfig, engine: RolloutEngine, also: Sequence[str] = ()
-) -> Kernels | None:
-    """Checks the engine's kernels on its devices, those named in `also` as well. Returns the ones
-    to use instead, or None if all of its own work."""
-    layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
-    kernels = usable_kernels(
-        layouts,
-        engine.policy.config,
-        page_size=config.rollout.page_size,
-        dtype=engine.dtype,
-        weights=config.rollout.weights,
-        names=("decode", "prefill", "experts", *["verify"] * bool(drafts), *also),
-    )
-    return None if kernels == layouts[0].kernels else kernels

@@ -1,0 +1,194 @@
+"""The table of a run's models. A row is a value: what the model is, what trains it, what is read
+of it.
+
+Knows options. Does not know devices or arrays: `training/role_model.py` has the model of a row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.compute import Compute
+from pat_jax.config.critic import REWARD_MODEL, critic_source
+from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.config.lora import AdapterConfig
+from pat_jax.config.optimizer import OptimizerConfig
+from pat_jax.config.run import RunConfig
+
+POLICY, CRITIC, REFERENCE, TEACHER = "policy", "critic", "reference", "teacher"
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Steps of an optimizer."""
+
+    optimizer: OptimizerConfig  # with a learning rate
+    steps: int  # of the whole run
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a model is trained."""
+
+    optimization: Optimization
+    lora: AdapterConfig  # switched off: the whole model is trained
+    export_dir: str  # the folder to which the final model is written; empty: none
+    num_iterations: int = 1  # passes of an iteration over its batch
+    router_aux_loss_coef: float = 0.0  # weight of the loss that balances experts
+    is_mean: bool = True  # whether the weights of each mini-batch add up to 1 (`rl.Update`)
+    supervised: Optimization | None = None  # of the stage before, if there is one
+    # What waits in the host's memory between updates, if --roles.rest is host.
+    waits: Literal["moments", "state"] = "moments"
+
+
+@dataclass(frozen=True)
+class Role:
+    """One model of a run.
+
+    Attributes:
+      name: policy, critic, reference or teacher, or the value of --reward that names it.
+      source: a directory, a model of the Hub or a built-in shape; empty: it begins with the
+        parameters of the policy.
+      option: the option that names the source, for messages.
+      compute: how it is computed: options of one role are never those of another.
+      trained: how it is trained; None: it is frozen.
+      temperature: of sampling, by which log-probabilities are computed.
+      replays_routes: whether it is computed by the experts that the rollout recorded.
+      is_read: whether its predictions before an update are asked for even if no loss reads them.
+      top_k: number of its likeliest tokens to read at each position; 0: read the column.
+    """
+
+    name: str
+    source: str
+    option: str
+    compute: Compute
+    head: Literal["vocab", "scalar"] = "vocab"
+    trained: Trained | None = None
+    temperature: float = 1.0
+    replays_routes: bool = False
+    is_read: bool = True
+    top_k: int = 0
+
+    @property
+    def key(self) -> str:
+        """The role's name in checkpoints."""
+        return "train" if self.name == POLICY else self.name
+
+    @property
+    def devices(self) -> Literal["policy", "critic", "reference", "teacher", "reward"]:
+        """The place of its devices in a placement."""
+        match self.name:
+            case "policy" | "critic" | "reference" | "teacher":
+                return self.name
+            case _:
+                return "reward"
+
+    @property
+    def column(self) -> str:
+        """The column of a batch that its predictions fill."""
+        if self.trained:
+            return "old_values" if self.head == "scalar" else "old_logprobs"
+        return "score" if self.devices == "reward" else f"{self.name}_logprobs"
+
+
+Roles = tuple[Role, ...]
+
+
+def role_table(run: RunConfig, platform: str) -> Roles:
+    """Returns the models of a run in the order in which they are built.
+
+    Args:
+      run: options of which every `auto` but that of the reward models is settled.
+      platform: `jax.Device.platform` of the devices.
+    """
+    return (*_learning(run), *_reading(run), *reward_roles(run, platform))
+
+
+def _learning(run: RunConfig) -> Iterator[Role]:
+    algorithm, warm_start = run.algorithm, run.warm_start
+    is_balanced = algorithm.router_aux_loss_coef > 0
+    # Moments of both optimizers have one form.
+    rate, moments = warm_start.learning_rate, run.optimizer.moment_dtype
+    before = OptimizerConfig(
+        learning_rate=rate, schedule="cosine", warmup_steps=10, moment_dtype=moments
+    )
+    trained = Trained(
+        Optimization(run.optimizer_in_use, run.policy_updates),
+        run.lora,
+        run.checkpoint.export_dir,
+        num_iterations=algorithm.num_iterations,
+        router_aux_loss_coef=algorithm.router_aux_loss_coef,
+        is_mean=algorithm.loss_aggregation != "constant" or not is_balanced,
+        supervised=Optimization(before, warm_start.steps) if warm_start.steps else None,
+    )
+    yield Role(
+        POLICY,
+        run.model,
+        "model",
+        run.compute,
+        trained=trained,
+        temperature=run.rollout.temperature,
+        replays_routes=algorithm.router_replay,
+        # KL in the reward, and a teacher of sampled tokens, compare the policy before the update
+        # with another model.
+        is_read=algorithm.penalizes_kl or (run.teacher.model != "" and not run.teacher.top_k),
+    )
+    if run.train and algorithm.has_critic:
+        source = critic_source(run.critic.model, run.reward, run.model)
+        option = "critic.model" if run.critic.model else "reward"
+        of_values = Trained(
+            Optimization(run.critic_optimizer, run.critic_updates),
+            run.critic.lora,
+            run.critic.export_dir,
+            num_iterations=algorithm.num_iterations,
+            waits="state",
+        )
+        how = run.compute
+        yield Role(CRITIC, source, option, how, head="scalar", trained=of_values, is_read=False)
+
+
+def _reading(run: RunConfig) -> Iterator[Role]:
+    temperature = run.rollout.temperature
+    if run.algorithm.beta:
+        yield Role(REFERENCE, "", "", run.compute, temperature=temperature)
+    if teacher := run.teacher.model:
+        how, top_k = Compute(run.compute_dtype), run.teacher.top_k
+        yield Role(TEACHER, teacher, "teacher.model", how, temperature=temperature, top_k=top_k)
+
+
+def reward_roles(run: RunConfig, platform: str) -> Iterator[Role]:
+    """Yields the reward models of a run."""
+    dtype = settled_dtype(run.reward_model.dtype, platform, is_checkpoint=True)
+    for name in run.reward:
+        if name.startswith(REWARD_MODEL):
+            yield reward_role(name, dtype)
+
+
+def reward_role(name: str, dtype: str, option: str = "reward") -> Role:
+    """Returns a reward model.
+
+    Args:
+      name: the value of the option, with or without `model:` before the model's name.
+    """
+    return Role(name, name.removeprefix(REWARD_MODEL), option, Compute(dtype), head="scalar")
+
+
+def tuned_roles(
+    run: FineTuning, head: Literal["vocab", "scalar"], steps: int, *, has_reference: bool
+) -> Roles:
+    """Returns the models of a run that learns from files: the policy, or a reward model, and a
+    frozen reference if its loss reads one.
+
+    Args:
+      steps: optimizer steps of the run.
+    """
+    trained = Trained(
+        Optimization(run.optimizer_in_use, steps),
+        run.lora,
+        run.checkpoint.export_dir,
+        router_aux_loss_coef=run.router_aux_loss_coef,
+    )
+    is_read, how = run.eval.every > 0, run.compute
+    policy = Role(POLICY, run.model, "model", how, head=head, trained=trained, is_read=is_read)
+    return (policy, Role(REFERENCE, "", "", how)) if has_reference else (policy,)

@@ -1,0 +1,44 @@
+"""What trained and frozen roles have in common: a layout, and programs compiled for it."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from pat_jax.common.devices import Device
+from pat_jax.layout.layout import Layout
+from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.rl.batches.packing import Shape
+
+
+class Handle:
+    """A role of a run, with programs of its own."""
+
+    def __init__(self, layout: Layout, micro_shapes: Sequence[Shape]):
+        """
+        Args:
+          micro_shapes: rows and length of each micro-batch; empty: there are no passes.
+        """
+        self.layout, self.largest = layout, micro_shapes[-1:]
+        self.programs = ProgramTable()
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        return self.layout.devices
+
+    def to_compile(self, *, by_need: bool) -> int:
+        """Returns how many programs `compile` would compile."""
+        return sum(self._is_first(key) or not by_need for key in self.programs.missing())
+
+    def compile(
+        self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
+    ) -> None:
+        """Compiles the programs.
+
+        Args:
+          by_need: compile only the passes of the largest micro-batch now, others at first use.
+        """
+        asked = self._is_first if by_need else lambda key: True
+        threads = os.cpu_count() or 1
+        self.programs.compile_all(threads=threads, progress=progress, only=asked)
+
+    def _is_first(self, key: Key) -> bool:
+        return key.rows == 0 or (key.rows, key.length) in self.largest

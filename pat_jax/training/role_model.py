@@ -1,0 +1,101 @@
+"""The model of a role in its layout: what is known of it before there are parameters.
+
+Knows rows of the table of roles. Does not know files, nor which roles a run has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+
+from pat_jax.config.role_table import Role
+from pat_jax.layout.layout import Layout
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
+from pat_jax.rl.algorithm.losses import Loss
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.update import Update
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.training.build import DTYPES, build_lora, optimizer_of, predictor_of
+from pat_jax.training.reader import Reader
+from pat_jax.training.trainable_params import TrainableParams
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    role: Role
+    policy: Policy
+    layout: Layout
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return DTYPES[self.role.compute.dtype]
+
+    @cached_property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None: the whole model is trained, or it is frozen.
+
+        Raises:
+          UserError: the options ask for adapters that the model cannot have.
+        """
+        trained = self.role.trained
+        return build_lora(trained.lora, self.policy) if trained else None
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        role = self.role
+        return predictor_of(
+            role.compute,
+            self.policy,
+            self.layout,
+            temperature=role.temperature,
+            router_replay=role.replays_routes,
+        )
+
+    def update(self, loss: Loss) -> Update:
+        """Returns the update of a trained role."""
+        trained = self.role.trained
+        assert trained, f"the {self.role.name} is frozen"
+        optimizer = optimizer_of(trained.optimization)
+        coef = trained.router_aux_loss_coef
+        return Update(self.predictor, optimizer, loss, coef, is_mean=trained.is_mean)
+
+    def held(self, *, shares_base: bool = False) -> TrainableParams:
+        """Returns which parameters are trained and which are frozen.
+
+        A frozen model is kept in the dtype to which the forward pass rounds anyway: nothing is
+        lost, and half the memory saved. So is the base under adapters.
+
+        Args:
+          shares_base: whether the base under its adapters is another role's.
+        """
+        trained, dtype = self.role.trained, self.dtype
+        weights = DTYPES[trained.optimization.optimizer.weight_dtype] if trained else dtype
+        return TrainableParams(
+            self.policy,
+            self.layout,
+            self.lora,
+            compute_dtype=dtype,
+            weight_dtype=weights,
+            shares_base=shares_base,
+        )
+
+    def reader(
+        self, shapes: Sequence[Shape], held: TrainableParams | None = None, *, rests: bool = False
+    ) -> Reader:
+        """Returns a frozen role, without parameters.
+
+        Args:
+          held: its parameters where they are on the base of another role; None: they are its own.
+          rests: whether it waits in the host's memory while nothing is read.
+        """
+        role = self.role
+        return Reader(
+            role.column,
+            held or self.held(),
+            self.predictor,
+            shapes,
+            rests=rests,
+            top_k=role.top_k,
+        )
