@@ -7,15 +7,19 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from runs import write_checkpoint
 
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion
+from pat_jax.rl.text.chat_template import ChatTemplate
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 BURST, MOST, LINES = 7, 60, 40
@@ -135,3 +139,134 @@ def test_what_is_wrong_with_a_prompt_is_one_sentence(tokenizer, prompt, sampling
     with pytest.raises(UserError) as caught:
         ours.generate([[1], {"prompt": "a", **sampling} if prompt == "a" else prompt])
     assert str(caught.value).startswith(sentence) and not session.num_generated
+
+
+# --- prompts gone wild: each line has one result, and the others theirs ---------------------------
+
+SOUND = b'{"prompt": "the"}'
+
+
+class Echo:
+    """Says what it was told."""
+
+    max_length = 100
+
+    def stream(self, requests, *, watch, name) -> Iterator[tuple[int, Completion]]:
+        for i, request in enumerate(requests):
+            assert request.tokens is not None and request.max_new_tokens >= 1
+            tokens = np.array(request.tokens, np.int32)
+            yield i, Completion(tokens, np.zeros(len(tokens), np.float32), False)
+
+
+def results_of(folder: Path, tokenizer: HuggingFaceTokenizer, *lines: bytes) -> list[dict]:
+    """Those of `lines` between two sound ones."""
+    prompts, out = folder / "prompts.jsonl", folder / "results.jsonl"
+    prompts.write_bytes(b"\n".join([SOUND, *lines, SOUND]))
+    out.unlink(missing_ok=True)
+    with ResultFile(out, resume=False) as file:
+        parts: Any = prompts, 3, cast(Any, Echo()), tokenizer
+        BatchJob(
+            *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=file
+        ).run()
+    first, *results, last = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert first["text"] == last["text"] == "the"
+    return results
+
+
+def refusal(result: dict, words: str = "") -> None:
+    message = result["error"]
+    assert words in message and message.endswith((".", "?")) and "\n" not in message
+    assert len(message) < 500 and result["finish_reason"] == "error"
+
+
+DEEP = b"[" * 150 + b"]" * 150
+WILD = {
+    '{"messages":[{"role":"user","content":"a","x":["\\udfff"]}]}': "messages has half of a char",
+    '{"messages":[{"role":"user","content":"a","\\udfff":1}]}': "messages has half of a character",
+    '{"prompt":"\\ud800"}': "prompt has half of a character",
+    '{"prompt":"a","stop":"\\ud800"}': "stop is '\\ud800': expected whole characters",
+    '{"prompt":"a","\\ud800":1}': "unknown field '\\ud800'",
+    f'{{"prompt":"a","n":{"9" * 4000}}}': "expected an integer from 1 to",
+    f'{{"prompt":"a","seed":{"9" * 4301}}}': "an integer of more than 4,300 digits",
+    '{"prompt":"a","temperature":1e999}': "temperature is inf: expected 0 (greedy)",
+    '{"prompt":"a","top_p":NaN}': "top_p is nan: expected",
+    '{"token_ids":[99999999999999999999]}': "token_ids is no list of integers",
+    f'{{"prompt":"a","metadata":{DEEP.decode()}}}': "nested more than 100 deep",
+    f'{{"prompt":"{"a" * 10**6}"}}': "the prompt has 1,000,000 characters: expected less than the 100",
+    f'{{"messages":[{{"role":"user","content":"{"a" * 10**6}"}}]}}': "has 1,000,000 characters",
+    '{"prompt":"a","chat_template_kwargs":{"b":1}}': "expected messages beside it",
+    '{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":3}': "3: expected an object",
+}
+
+
+@pytest.mark.parametrize(("line", "words"), WILD.items(), ids=range(len(WILD)))
+def test_a_line_that_cannot_be_is_refused_and_the_others_go_on(
+    tokenizer, tmp_path: Path, line: str, words: str
+):
+    (result,) = results_of(tmp_path, tokenizer, line.encode())
+    refusal(result, words)
+    assert f"line 2: {words.partition(' ')[0]}" in result["error"] or words in result["error"]
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\xed\xa0\x80"])
+def test_bytes_that_are_no_text_are_refused_and_not_replaced(
+    tokenizer, tmp_path: Path, junk: bytes
+):
+    (result,) = results_of(tmp_path, tokenizer, b'{"prompt": "' + junk + b'"}')
+    refusal(result, "line 2: not UTF-8 text at byte 13")
+
+
+def test_a_byte_order_mark_and_copied_fields(tokenizer, tmp_path: Path):
+    line = '{"prompt": "é", "id": "\\ud800", "metadata": {"a": [1e999, "\\udfff"]}}'
+    (result,) = results_of(tmp_path, tokenizer, line.encode())
+    assert (result["text"], result["id"]) == ("é", "\ud800")
+    assert result["metadata"] == {"a": [float("inf"), "\udfff"]}
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf{}\n\n[]")
+    assert list(read_lines(path)) == [(1, b"{}\n"), (3, b"[]")]
+
+
+@pytest.mark.slow  # `test_chat_template.py` ends it
+@pytest.mark.usefixtures("own_text_process")
+def test_a_template_that_fails_or_does_not_end_costs_its_line(
+    tokenizer, tmp_path: Path, monkeypatch
+):
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    branches = (
+        f"{{% if mode == 'loop' %}}{loop}{{% elif mode == 'raise' %}}{{{{ 1 / 0 }}}}{{% endif %}}"
+    )
+    template = ChatTemplate(branches + "{{ messages[0].content }}", {}, seconds=0.3)
+    monkeypatch.setattr(tokenizer, "_template", template)
+    chat = {"messages": [{"role": "user", "content": "the"}]}
+    modes = ("loop", "none", "raise", "none")
+    lines = [json.dumps(chat | {"chat_template_kwargs": {"mode": x}}).encode() for x in modes]
+    endless, sound, failing, also_sound = results_of(tmp_path, tokenizer, *lines)
+    refusal(endless, "line 2: the chat template works for more than 0.3 s")
+    refusal(failing, "line 4: the chat template fails (ZeroDivisionError")
+    assert sound["text"] == also_sound["text"] == "the"
+
+
+texts = st.text() | st.sampled_from(["\ud800", "user", "assistant", "the " * 300])
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+scalars |= st.integers(-(10**30), 10**30) | st.integers(1, 3)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
+)
+chats = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "x"]), texts | values), max_size=3
+)
+NAMES = ["prompt", "messages", "token_ids", "id", "metadata", "chat_template_kwargs", "n", "stop"]
+NAMES += ["temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens", "stop_token_ids"]
+lines = st.dictionaries(st.sampled_from(NAMES) | texts, values | chats, max_size=4) | values
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(lines.map(json.dumps).map(str.encode) | st.binary(max_size=30), max_size=5))
+@example([b'{"prompt": "a", "n": 2, "stop": ["\\ud800"]}'])
+def test_any_line_has_its_results(tokenizer, tmp_path_factory, lines: list[bytes]):
+    whole = [line for line in lines if line.strip() and b"\n" not in line]
+    results = results_of(tmp_path_factory.mktemp("wild"), tokenizer, *whole)
+    assert {result["line"] for result in results} == set(range(2, len(whole) + 2))
+    for result in results:
+        if "error" in result:
+            refusal(result)

@@ -15,7 +15,6 @@ from pat_jax.rl.data.arithmetic import (
     TOKENIZER_DIR,
     demonstration,
     problems,
-    solve,
     worked,
 )
 from pat_jax.rl.rewards.built_in import exact_reward
@@ -38,11 +37,6 @@ def reward(prompt: Prompt, completion: str) -> float:
 
 def num_terms(prompt: Prompt) -> int:
     return sum(prompt.text.count(letter) for letter in LETTERS)
-
-
-def test_the_example_of_the_module():
-    assert solve("a3b+8c*5d+9=") == "4"
-    assert worked("a3b+8c*5d+9=") == "b3+8=1;c1*5=5;d5+9=4;#4"
 
 
 @given(seeds, splits, indices)
@@ -113,11 +107,6 @@ def test_half_of_the_demonstrations_guess_and_the_others_are_worked():
     assert np.mean(right) == pytest.approx(0.55, abs=0.05)
 
 
-def test_there_is_no_problem_before_the_first():
-    with pytest.raises(IndexError, match="-1"):
-        problems(0, "train")[-1]
-
-
 # --- its tokenizer as files, which exports have ------------------------------------------------------
 
 
@@ -138,7 +127,3 @@ def test_transformers_reads_the_same_tokens(files: HuggingFaceTokenizer):
     assert loaded(TOKENIZER.alphabet)["input_ids"] == TOKENIZER.encode(TOKENIZER.alphabet)
     assert (loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (1, 0, TOKENIZER.vocab_size)
     assert (files.eos_ids, files.vocab_size) == (TOKENIZER.eos_ids, TOKENIZER.vocab_size)
-
-
-def test_a_character_that_the_files_lack_is_padding(files: HuggingFaceTokenizer):
-    assert files.encode("a A+é") == [12, 0, 0, 38, 0]

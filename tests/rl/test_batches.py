@@ -5,19 +5,16 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtypes
+from chex import assert_trees_all_equal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
-from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
-from pat_jax.rl.batches.batches import to_supervised_batch, to_train_batch
+from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
+from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.packing import shapes
-from pat_jax.rl.batches.train_batch import COLUMNS, MicroBatch, TrainBatch, abstract_micro_batch
+from pat_jax.rl.batches.train_batch import COLUMNS, MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example
 
@@ -188,35 +185,6 @@ def check_places(batch: TrainBatch, groups: list[RolloutGroup]) -> None:
         np.testing.assert_array_equal(logprobs, rollout.policy_logprobs)
 
 
-def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
-    groups, advantages = make_groups([(2, [(3, FinishReason.STOP)])])  # tokens 1 2 | 3 4 5
-    batch = batch_of(groups, advantages)
-    ((micro,),) = batch.mini_batches
-    np.testing.assert_array_equal(micro.tokens, [[1, 2, 3, 4, 5, 0, 0, 0], [0] * 8])
-    np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
-    np.testing.assert_allclose(micro.weights[0, 1:4], 1 / 3)
-    stored = micro.columns["behavior_logprobs"][0, 1:4]
-    np.testing.assert_allclose(stored, 2 * np.array([-3, -4, -5]) / 7)
-    advantages = np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8])
-    np.testing.assert_array_equal(micro.columns["advantages"], advantages)
-    targets = jax.jit(lambda micro: micro.targets)(micro)
-    np.testing.assert_array_equal(targets[0, micro.mask[0]], [3, 4, 5])
-    assert batch.padding_efficiency == 5 / 16
-
-
-def test_an_example_without_a_prompt_is_refused():
-    with pytest.raises(ValueError, match="a prompt of at least one token"):
-        to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])
-
-
-def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
-    (real,) = to_supervised_batch([([1, 2], [3])], micro_shapes=[(2, 4)])
-    abstract = abstract_micro_batch(2, 4, COLUMNS)
-    assert_trees_all_equal_shapes_and_dtypes(abstract, real)
-    filled = abstract_micro_batch(2, 4, (*COLUMNS, "old_logprobs", "reference_logprobs"))
-    assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2
-
-
 # --- examples to imitate ----------------------------------------------------------------------------
 
 SHAPES = shapes((8, 16), budget=32, row_multiple=1)
@@ -264,11 +232,3 @@ def test_a_batch_has_each_example_once_and_its_learned_targets_alone(given_examp
     assert total == pytest.approx(1, rel=1e-5)
     slots = sum(micro.tokens.size for micro in micro_batches)
     assert batch.padding_efficiency == sum(map(len, given_examples)) / slots
-
-
-def test_the_cross_entropy_is_minus_the_mean_log_probability():
-    logprobs = -jnp.arange(6.0).reshape(2, 3)
-    weights = jnp.array([[0.5, 0.25, 0], [0.25, 0, 0]])
-    loss, sums = CrossEntropy()({LOGPROBS: logprobs, ENTROPY: -logprobs}, {}, weights)
-    assert float(loss) == pytest.approx(0.25 * 1 + 0.25 * 3)
-    assert CrossEntropy().summary([jax.device_get(sums)])["entropy"] == pytest.approx(1.0)

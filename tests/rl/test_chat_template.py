@@ -14,7 +14,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-USER, BEGUN = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Well,"}
+USER = {"role": "user", "content": "Hi."}
 SMALL = {"seconds": 1.0, "num_bytes": 2**28}  # of the processor; a usual text takes a thousandth
 own = pytest.mark.usefixtures("own_text_process")
 
@@ -47,11 +47,6 @@ def test_chats_are_those_of_transformers(template, chat):
         bos_token="^",
     )
     assert template.render(chat) == expected
-
-
-def test_a_last_message_of_the_assistant_is_gone_on_with(template):
-    assert template.render([USER]) == "^<user>Hi.</><assistant>"
-    assert template.render([USER, BEGUN]) == "^<user>Hi.</><assistant>Well,"
 
 
 def test_what_a_template_may_not_be_told_is_left_out(template):
@@ -154,12 +149,3 @@ def test_texts_that_each_take_nearly_their_limit_have_a_budget(monkeypatch):
 def test_many_texts_of_a_usual_template_have_no_end_of_it(template, monkeypatch):
     monkeypatch.setattr(chat_template, "BUDGET_S", 0.0)
     assert {template.render([USER]) for _ in range(300)} == {"^<user>Hi.</><assistant>"}
-
-
-@own
-def test_a_text_that_takes_seconds_ends_it():
-    """A file of such texts would take hours, in silence."""
-    work = "{% for i in range(99999) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
-    template = ChatTemplate(f"{work}{{{{ messages[0].content }}}}", {})
-    with pytest.raises(ChatTemplateError, match=r"works for more than \d s"):
-        template.render([USER])

@@ -9,13 +9,6 @@ from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.data.problems import Problems, ProblemSplits, load_problems
 from pat_jax.rl.data.schemas import INSTRUCTION
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "math"
-DEEPSCALER = DATA / "deepscaler" / "math_train_first1000.json"
-GSM8K = DATA / "gsm8k" / "train_first1000.jsonl"
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason=f"the DeepScaleR and GSM8K samples are not at {DATA}"
-)
-
 
 class WordTokenizer:
     """One token a word."""
@@ -100,12 +93,6 @@ def test_repeated_prompts_are_counted_and_never_in_one_batch(tmp_path):
     assert "repeat" in str(load(path, heldout_share=0.0))  # the same text and the same tokens
 
 
-def test_first_gives_what_there_is():
-    source = Problems(prompts(5), seed=0, name="some")
-    assert sorted(ids(source.first(9))) == [0, 1, 2, 3, 4]
-    assert source.first(3) == source.first(9)[:3]
-
-
 # --- splits ----------------------------------------------------------------------------------
 
 
@@ -171,26 +158,6 @@ def test_ids_count_on_from_file_to_file(tmp_path):
     assert splits.read.report.without_answer == [f"{one}, row 2, field 'answer'"]
     with pytest.raises(UserError, match=r"1\.json and 1 more \(training split\) has 3 prompts"):
         splits.train.draw(Cursor(), 4)
-
-
-@needs_data
-def test_the_deepscaler_sample():
-    splits = load(DEEPSCALER)
-    assert len(splits.train) + len(splits.heldout) == 999
-    assert splits.read.report.without_answer == [f"{DEEPSCALER}, row 887, field 'answer'"]
-    assert f"1 without an answer (the first: {DEEPSCALER}, row 887" in str(splits)
-    everything = [*splits.train, *splits.heldout]
-    assert {prompt.id for prompt in everything} == set(range(1, 1001)) - {887}
-    first = next(prompt for prompt in everything if prompt.id == 1)
-    assert first.columns["answer"] == "0" and first.text.startswith("Let \\[f(x) = \\left")
-
-
-@needs_data
-def test_the_gsm8k_sample():
-    splits = load(GSM8K)
-    answers = {p.id: str(p.columns["answer"]) for p in [*splits.train, *splits.heldout]}
-    assert set(answers) == set(range(1, 1001)) and answers[1] == "72"  # clips in April and May
-    assert all(answer.lstrip("-").isdigit() for answer in answers.values())
 
 
 def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):

@@ -2,23 +2,17 @@
 sentence, in time, and no other response pays for it."""
 
 import contextlib
-import json
-import pickle
 import re
 import socket
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.channel import Calls, NoAnswerError
-from pat_jax.rl.rewards.outcome import Outcome
+from pat_jax.rl.rewards.channel import Calls
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer
 
@@ -244,36 +238,6 @@ def test_a_process_that_is_killed_while_it_is_imported_is_started_again(tmp_path
 
 
 # --- what is said ------------------------------------------------------------------------------
-
-
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-FIELDS = ("call", "seconds", "mistake", "failure", "scores", "numbers")
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.one_of(
-        st.binary(max_size=64),
-        JSON.map(lambda value: json.dumps(value).encode()),
-        st.fixed_dictionaries({name: st.one_of(JSON, st.just(3)) for name in FIELDS}).map(
-            lambda answer: json.dumps(answer).encode()
-        ),
-        st.just(pickle.dumps(Outcome(scores=[1.0]))),
-    ),
-    st.booleans(),
-)
-def test_whatever_comes_in_the_place_of_an_answer_is_refused_in_time(content, ends):
-    ours, theirs = socket.socketpair()
-    with contextlib.closing(Calls(ours)) as calls, theirs:
-        theirs.sendall(content + b"\n" * ends)
-        with pytest.raises((NoAnswerError, TimeoutError)):
-            calls.answer(3, partial(Outcome.of_json, count=1), time.monotonic() + 0.01)
 
 
 def test_a_call_that_nobody_reads_has_its_time_too():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_equal
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pat_jax.rl.algorithm.logprobs import token_logprobs
 
@@ -153,20 +152,3 @@ def test_the_logits_of_all_positions_never_exist(chunk):
     is_whole = chunk == length
     largest = largest_in_hlo(compiled_text(big_gradient(chunk), big_arguments()))
     assert (largest >= rows * length * vocab) == is_whole
-
-
-def test_a_sharded_vocabulary_is_never_gathered():
-    """Only one number a token, and gradients, cross the tensor axis; nothing is collected."""
-    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    specs = (PartitionSpec("data"), PartitionSpec(None, "tensor"), PartitionSpec("data"))
-    arguments = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
-        for x, spec in zip(big_arguments(), specs, strict=True)
-    ]
-    text = compiled_text(big_gradient(8), arguments)
-    collectives = set(re.findall(r"\b(all-[a-z-]+|collective-[a-z]+|reduce-scatter)\(", text))
-    assert collectives == {"all-reduce"}
-    reduced = [line.split("all-reduce(")[0] for line in text.splitlines() if "all-reduce(" in line]
-    rows, _, embed, vocab = BIG.values()
-    head_shard, chunk_of_logits = embed * vocab // 4, (rows // 2) * 8 * (vocab // 4)
-    assert max(largest_in_hlo(line) for line in reduced) == head_shard < chunk_of_logits

@@ -24,6 +24,13 @@ needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the DeepScaleR and GSM8K samples are not at {DATA}"
 )
 
+
+def several(block: str) -> list[str]:
+    """Cases that stand in one block of text, in which ⏎ is the end of a line."""
+    cases = (case for line in block.strip().splitlines() for case in line.split("|"))
+    return [case.strip().replace("⏎", "\n") for case in cases]
+
+
 # One of each kind of answer in MATH.
 GOLDS = r"""
 5 | -12 | 0 | 2220 | 1234567 | 8.75 | .3 | \frac{1}{2} | -\frac{5}{2} | \frac14 | -\dfrac{11}{12} | 2/15
@@ -46,101 +53,40 @@ FORMS = [  # of a final answer; `@` is the answer
     *("so\n**Final Answer**:\n\n$@$", "so\n### Final Answer\n\n$\\boxed{@}$"),
     *("so\n#### @", "so\n#### $@$\n", "so\n$@$", "so\n$$@$$.", "so\n\\[\n@\n\\]"),
 ]
-WORDS = [  # for an answer, as headings and in other languages
-    "### Answer\n34",
-    "## Final Answer\n\n$34$",
-    "#### Answer\n34",
-    "**Answer**\n34",
-    "Answer\n34",
-    "#### Step 3: the sum\n\nAnswer: 34",
-    "### Answer\nThere are 34 apples.",
-    "### Answer\n3 + 31 = 34",
-    "## 最终答案\n\n34",
-    "### Final Answer\n\n\\[\n34\n\\]",
-    "### Answer\n$$\n34\n$$",
-    "## Answer\n\\[\n34\n\\]\nas shown.",
-    "### Answer\n- 34",
-    "### Answer\n> 34",
-    "### Answer\n```\n34\n```",
-    "### Your Answer\n**34**",
-    "答案：34",
-    "答案是 34。",
-    "因此，答案为34。",
-    "**答案**：34",
-    "答: 34",
-    "答案：３４",
-    "\\boxed{答案：34}",
-    "答案：34个",
-    "答え：34円",
-    "答案：34元",
-    "정답: 34개",
-    "答案是34，因为 3+31。",
-    "故答案为：34",
-    "答えは34です。",
-    "答え: 34",
-    "정답은 34입니다.",
-    "답: 34",
-    "La respuesta es 34.",
-    "La respuesta final es 34.",
-    "Réponse : 34",
-    "Die Antwort ist 34 €.",
-    "Die Antwort lautet 34.",
-    "## Antwort\n34",
-    "Ответ: 34.",
-    "A resposta é 34",
-    "Risposta: 34",
-    "Cevap: 34",
-    "Đáp số: 34",
-    "الجواب: 34",
-    "उत्तर: 34",
-    "\\boxed{\\text{The answer is } 34}",
-    "The answer to how many apples are left is 34.",
-    "The answer to part 2 of the problem: 34",
-    "The answer to 3 + 31 is 34.",
-    "The answer to the inequality x > 3 is 34",
-    "The answer (not including tax) is 34",
-    "The answer, not rounded, is 34",
-    "The answer is 34.\nPlease check my answer",
-    "Answer: 34\nThat is the answer",
-    "The answer is 34.\n\nVerify the answer\nWe plug in",
-    "The answer is 34.\n### Checking the Answer\nPlug in 34: works.",
-    "Answer: 34\n\n## Explanation of Answer\nBecause 3 + 31 is it",
-]
-OTHERS = [
-    "### Answer\n35",
-    "### Answer\n34 or 35",
-    "### Answer\nNot 34",
-    "### Answer\n-34",
-    "**Answer**\nWrong: 34",
-    "#### Answer\n35\n34",
-    "My answer\nis the following:\n34",
-    "Answer: 34 to 36",
-    "答案：34或35",
-    "答案不是34",
-    "答案：34 是错的",
-    "答えは34ではない",
-    "答えは34ですか",
-    "정답은 34가 아닙니다",
-    "La respuesta no es 34",
-    "La respuesta es 34 o 35",
-    "Die Antwort ist nicht 34",
-    "Die Antwort ist 34 oder 35",
-    "Antwort: 34 ist falsch",
-    "La réponse n'est pas 34",
-    "Ответ: не 34",
-]
+# Words for an answer, as headings and in other languages.
+WORDS = r"""
+### Answer⏎34 | ## Final Answer⏎⏎$34$ | #### Answer⏎34 | **Answer**⏎34 | Answer⏎34
+#### Step 3: the sum⏎⏎Answer: 34 | ### Answer⏎There are 34 apples. | ### Answer⏎3 + 31 = 34
+## 最终答案⏎⏎34 | ### Final Answer⏎⏎\[⏎34⏎\] | ### Answer⏎$$⏎34⏎$$ | ## Answer⏎\[⏎34⏎\]⏎as shown.
+### Answer⏎- 34 | ### Answer⏎> 34 | ### Answer⏎```⏎34⏎``` | ### Your Answer⏎**34** | 答案：34
+答案是 34。 | 因此，答案为34。 | **答案**：34 | 答: 34 | 答案：３４ | \boxed{答案：34} | 答案：34个 | 答え：34円 | 答案：34元
+정답: 34개 | 答案是34，因为 3+31。 | 故答案为：34 | 答えは34です。 | 答え: 34 | 정답은 34입니다. | 답: 34
+La respuesta es 34. | La respuesta final es 34. | Réponse : 34 | Die Antwort ist 34 €.
+Die Antwort lautet 34. | ## Antwort⏎34 | Ответ: 34. | A resposta é 34 | Risposta: 34 | Cevap: 34
+Đáp số: 34 | الجواب: 34 | उत्तर: 34 | \boxed{\text{The answer is } 34}
+The answer to how many apples are left is 34. | The answer to part 2 of the problem: 34
+The answer to 3 + 31 is 34. | The answer to the inequality x > 3 is 34
+The answer (not including tax) is 34 | The answer, not rounded, is 34
+The answer is 34.⏎Please check my answer | Answer: 34⏎That is the answer
+The answer is 34.⏎⏎Verify the answer⏎We plug in
+The answer is 34.⏎### Checking the Answer⏎Plug in 34: works.
+Answer: 34⏎⏎## Explanation of Answer⏎Because 3 + 31 is it
+"""
+# They say another answer, two, or none.
+OTHERS = r"""
+### Answer⏎35 | ### Answer⏎34 or 35 | ### Answer⏎Not 34 | ### Answer⏎-34 | **Answer**⏎Wrong: 34
+#### Answer⏎35⏎34 | My answer⏎is the following:⏎34 | Answer: 34 to 36 | 答案：34或35 | 答案不是34
+答案：34 是错的 | 答えは34ではない | 答えは34ですか | 정답은 34가 아닙니다 | La respuesta no es 34
+La respuesta es 34 o 35 | Die Antwort ist nicht 34 | Die Antwort ist 34 oder 35
+Antwort: 34 ist falsch | La réponse n'est pas 34 | Ответ: не 34
+"""
 OPEN = [  # they say two numbers, or another
     *(r"\boxed{5} or \boxed{6}", r"$\boxed{6}$, $\boxed{5}$.", "\\boxed{5}\n\\boxed{6}"),
     *("Answer: 5 or 6", "Answer: between 6 and 5", "Answer: 5 to 6", "Answer: -(5)", "Answer: ±5"),
-    *(
-        "The answer is $5$ or $6$.",
-        "<answer>6 or 5</answer>",
-        "<answer>5\n6</answer>",
-        "#### 5 or 6",
-    ),
+    *("The answer is $5$ or $6$.", "<answer>6 or 5</answer>", "<answer>5\n6</answer>"),
+    "#### 5 or 6",
     *(r"Answer: \pm 5", "Answer: +/-5", r"Answer: 5 \pm 1"),
 ]
-WRITTEN = [gold.strip() for line in GOLDS.strip().splitlines() for gold in line.split("|")]
 
 
 def score(response: str, answer: object, finish: FinishReason = STOP, prompt: str = "p") -> float:
@@ -167,15 +113,15 @@ def forms(gold: str) -> list[str]:
 
 
 def test_every_way_to_give_an_answer_is_recognised():
-    cases = [(text, gold) for gold in WRITTEN for text in forms(gold)]
+    cases = [(text, gold) for gold in several(GOLDS) for text in forms(gold)]
     assert [case for case in cases if not score(*case)] == []
     assert score("Answer: 5 clips", "5") == 1
     assert [text for text in OPEN if score(text, "5")] == []
 
 
 def test_words_for_an_answer_in_many_languages_and_as_headings():
-    assert [text for text in WORDS if not score(text, "34")] == []
-    assert [text for text in OTHERS if score(text, "34")] == []
+    assert [text for text in several(WORDS) if not score(text, "34")] == []
+    assert [text for text in several(OTHERS) if score(text, "34")] == []
 
 
 @needs_data
@@ -233,24 +179,8 @@ def test_a_number_without_a_form_earns_nothing_unless_lenient(text, value):
 PIECES = st.sampled_from(
     [
         *(r"\boxed{", r"\fbox", "{", "}", "(", ")", "[", "]", "$", "$$", r"\(", r"\)", r"\text{"),
-        *[
-            r"\frac",
-            r"1",
-            r"12",
-            r".",
-            r",",
-            r"=",
-            r"==",
-            r"x",
-            r"x=",
-            r"<",
-            r"or",
-            r"\pm",
-            r"+",
-            r"-",
-            r"/",
-            r"^",
-        ],
+        *(r"\frac", "1", "12", ".", ",", "=", "==", "x", "x=", "<", "or", r"\pm", "+", "-"),
+        *("/", "^"),
         *("_", "%", "∞", "√", "|", "&", r"\\", "!", r"\le", r"\approx", "é", r"\cup", r"\sqrt"),
         *("Answer:", "####", "<answer>", "</answer>", r"\begin{pmatrix}", r"\end{pmatrix}"),
     ]

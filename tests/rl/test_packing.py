@@ -107,19 +107,6 @@ def test_sharing_takes_no_more_tokens(groups, budget, row_multiple):
     assert costs[1] < costs[0] - 1e-9 or shared == apart
 
 
-def test_a_prefix_that_is_too_much_for_a_row_is_in_several():
-    """Five of 2 own tokens after 6: three to a row of 12, and the other two in the next."""
-    packing = pack_rows([8] * 5, [(1, 12), (2, 12)], [Prefix(0, 6)] * 5)
-    assert packing.shapes == [(2, 12)]
-    assert [(s.row, s.start, s.shared) for s in packing.spots] == [
-        (0, 0, 0),
-        (0, 8, 6),
-        (0, 10, 6),
-        (1, 0, 0),
-        (1, 8, 6),
-    ]
-
-
 def test_what_is_left_over_goes_into_smaller_shapes():
     allowed = shapes((4, 8, 16), budget=64, row_multiple=1)
     assert allowed == [(1, 16), (2, 16), (4, 16)]

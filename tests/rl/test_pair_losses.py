@@ -9,11 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
 from pat_jax.rl.algorithm.pair_loss import PairLoss
 from pat_jax.rl.batches.aggregation import token_weights
+from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
+from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.rl.data.examples import Example, Pair
 
 # Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
 TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
@@ -101,18 +106,6 @@ def test_loss_gradient_and_metrics_of_a_reward_model_are_trls(recorded: dict):
     assert_metrics(metrics, {"chosen_reward": chosen.mean(), "rejected_reward": rejected.mean()})
 
 
-def test_the_pair_loss_is_the_papers():
-    """arXiv 2307.09288, eq. 2, in float64, and centring."""
-    loss = PairLoss(0.3, has_margin=True)
-    margins = spread([[x, x] for x in GIVEN["margins"]])
-    value, _, _ = run(loss, END_WEIGHTS, VALUES, spread(GIVEN["rewards"]), margin=margins)
-    wanted = 0.0
-    for (chosen, rejected), margin in zip(GIVEN["rewards"], GIVEN["margins"], strict=True):
-        wins = 1 / (1 + np.exp(-(chosen - rejected - margin)))
-        wanted += (-np.log(wins) + 0.3 * (chosen + rejected) ** 2) / PAIRS
-    assert value == pytest.approx(wanted, rel=1e-6)
-
-
 def test_equal_rewards_cost_log_two_and_are_not_accurate():
     value, gradient, metrics = run(PairLoss(), END_WEIGHTS, VALUES, np.ones(RESPONSES.shape))
     assert value == pytest.approx(np.log(2), rel=1e-6) and metrics["accuracy"] == 0
@@ -146,49 +139,101 @@ def test_loss_gradient_and_metrics_of_dpo_are_trls(recorded: dict):
     assert metrics.keys() == set(loss.metrics)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_dpo_with_label_smoothing_is_the_papers(smoothing: float):
-    """In float64, with the gradient from the definition of the loss."""
-    beta, wanted, gradients = 0.3, 0.0, []
-    for (chosen, rejected), (of_chosen, of_rejected) in zip(
-        GIVEN["logprobs"], GIVEN["reference"], strict=True
-    ):
-        h = beta * (sum(chosen) - sum(of_chosen) - sum(rejected) + sum(of_rejected))
-        wins = 1 / (1 + np.exp(-h))
-        wanted -= ((1 - smoothing) * np.log(wins) + smoothing * np.log(1 - wins)) / PAIRS
-        slope = beta * (wins - (1 - smoothing)) / PAIRS
-        gradients.append([slope, -slope])
-    value, gradient, _ = run(
-        DPOLoss(beta, smoothing),
-        TOKEN_WEIGHTS,
-        LOGPROBS,
-        spread(GIVEN["logprobs"]),
-        reference_logprobs=spread(GIVEN["reference"]),
-    )
-    assert value == pytest.approx(wanted, rel=1e-6)
-    np.testing.assert_allclose(gradient, np.nan_to_num(spread(gradients)), atol=1e-6)
+# --- random pairs in packed rows, against the formulas --------------------------------------------
+
+SHAPES = [(2, 24), (4, 48)]
+BETA, SMOOTHING, CENTER = 0.3, 0.1, 0.05
 
 
-def test_a_policy_that_is_its_reference_has_no_preference():
-    logprobs = spread(GIVEN["logprobs"])
-    value, _, metrics = run(
-        DPOLoss(), TOKEN_WEIGHTS, LOGPROBS, logprobs, reference_logprobs=logprobs
-    )
-    assert value == pytest.approx(np.log(2), rel=1e-6)
-    assert metrics["margin"] == metrics["accuracy"] == metrics["chosen_reward"] == 0
+def made(seed: int, *, is_scored: bool) -> list[Pair]:
+    """Pairs of random tokens, each of which occurs once, so that a token tells where it is from."""
+    random, token = np.random.default_rng(seed), iter(range(1, 10_000))
+
+    def text(length: int) -> Example:
+        in_loss = random.random(length) < 0.6
+        in_loss[0], in_loss[-1] = False, True
+        if is_scored:
+            in_loss[:-1] = False
+        return Example(np.array([next(token) for _ in range(length)], np.int32), in_loss)
+
+    lengths = random.integers(2, 25, (random.integers(1, 9), 2)).tolist()
+    return [Pair(text(a), text(b), random.normal()) for a, b in lengths]
 
 
-@pytest.mark.parametrize("is_policy", [True, False])
-def test_a_pair_is_the_same_in_any_row(is_policy: bool):
-    """Rows one by one, as micro-batches, add up to both together."""
-    loss = DPOLoss() if is_policy else PairLoss(0.1)
-    weights = TOKEN_WEIGHTS if is_policy else END_WEIGHTS
-    of, name = (LOGPROBS, "logprobs") if is_policy else (VALUES, "rewards")
-    columns = {"reference_logprobs": spread(GIVEN["reference"])} if is_policy else {}
-    whole, gradient, _ = run(loss, weights, of, spread(GIVEN[name]), **columns)
-    parts = [
-        run(loss, weights * (np.arange(2) == row)[:, None], of, spread(GIVEN[name]), **columns)
-        for row in range(2)
-    ]
-    assert sum(part[0] for part in parts) == pytest.approx(whole, rel=1e-6)
-    np.testing.assert_allclose(sum(part[1] for part in parts), gradient, atol=1e-7)
+def predicted(batch: TrainBatch, at: str, values: np.ndarray, column: str) -> TrainBatch:
+    """A column with a value for each token, wherever it is."""
+    for micro in batch.mini_batches[0]:
+        tokens = micro.tokens if at == "token" else np.roll(micro.tokens, -1, axis=1)
+        micro.columns[column] = np.where(micro.responses > 0, values[tokens], np.nan)
+    return batch
+
+
+def total(loss: Loss, batch: TrainBatch, given: str) -> float:
+    found = 0.0
+    for micro in batch.mini_batches[0]:
+        others = {ENTROPY: jnp.zeros(micro.tokens.shape)}
+        value, _ = loss(
+            {**others, given: jnp.asarray(micro.columns[given])},
+            {name: jnp.asarray(x) for name, x in micro.columns.items()},
+            jnp.asarray(micro.weights),
+            jnp.asarray(micro.responses),
+        )
+        found += float(value)
+    return found
+
+
+@given(st.integers(0, 10**6))
+def test_rewards_of_packed_pairs(seed: int):
+    pairs = made(seed, is_scored=True)
+    values = np.random.default_rng(seed).normal(size=10_000)
+    batch = predicted(to_pair_batch(pairs, SHAPES, "token"), "token", values, VALUES)
+    last = np.array([[values[x.tokens[-1]] for x in (p.chosen, p.rejected)] for p in pairs])
+    margins = np.array([pair.margin for pair in pairs])
+    np.testing.assert_allclose(sums_by_text(batch, VALUES), last, rtol=1e-6)
+    np.testing.assert_allclose(sums_by_text(batch, MARGIN)[:, 0], margins, rtol=1e-6)
+
+    apart = last[:, 0] - last[:, 1]
+    wanted = np.mean(np.log1p(np.exp(margins - apart)))
+    assert agreement(last, margins=margins)["loss"] == pytest.approx(wanted, rel=1e-9)
+    centred = wanted + CENTER * np.mean(last.sum(axis=1) ** 2)
+    assert total(PairLoss(CENTER, True), batch, VALUES) == pytest.approx(centred, rel=1e-5)
+
+
+@given(st.integers(0, 10**6))
+def test_log_probabilities_of_packed_pairs(seed: int):
+    pairs = made(seed, is_scored=False)
+    both = np.random.default_rng(seed).normal(size=(2, 10_000))
+    batch = to_pair_batch(pairs, SHAPES, "target")
+    for name, values in zip((LOGPROBS, "reference_logprobs"), both, strict=True):
+        batch = predicted(batch, "target", values, name)
+
+    def reward(text: Example) -> float:
+        own = text.tokens[text.in_loss]
+        return BETA * float((both[0][own] - both[1][own]).sum())
+
+    rewards = np.array([[reward(pair.chosen), reward(pair.rejected)] for pair in pairs])
+    found = sums_by_text(batch, LOGPROBS) - sums_by_text(batch, "reference_logprobs")
+    np.testing.assert_allclose(BETA * found, rewards, rtol=1e-4, atol=1e-5)
+    apart = rewards[:, 0] - rewards[:, 1]
+    wrong = SMOOTHING * np.log1p(np.exp(apart))
+    wanted = np.mean((1 - SMOOTHING) * np.log1p(np.exp(-apart)) + wrong)
+    assert agreement(rewards, label_smoothing=SMOOTHING)["loss"] == pytest.approx(wanted, rel=1e-9)
+    assert total(DPOLoss(BETA, SMOOTHING), batch, LOGPROBS) == pytest.approx(wanted, rel=1e-4)
+
+
+@given(st.integers(0, 10**6))
+def test_every_token_is_there_once_and_pairs_weigh_the_same(seed: int):
+    pairs = made(seed, is_scored=False)
+    batch = to_pair_batch(pairs, SHAPES, "target")
+    tokens = [token for micro in batch.mini_batches[0] for token in micro.tokens[micro.tokens > 0]]
+    expected = [token for p in pairs for x in (p.chosen, p.rejected) for token in x.tokens]
+    assert sorted(tokens) == expected
+    weights = [micro.weights for micro in batch.mini_batches[0]]
+    of_texts = [weights[at.micro][at.row, at.targets].sum() for at in batch.places]
+    np.testing.assert_allclose(of_texts, 1 / len(of_texts), rtol=1e-5)
+
+
+def test_agreement_of_known_rewards():
+    found = agreement(np.array([[2.0, 1.0], [0.0, 0.0], [1.0, 3.0], [5.0, 0.0]]))
+    assert found["accuracy"] == 0.5 and found["margin"] == 1.0  # an equal pair is not right
+    assert (found["chosen_reward"], found["rejected_reward"]) == (2.0, 1.0)

@@ -1,10 +1,10 @@
 """Preference pairs: the forms that files have, which tokens a loss reads, and rows that are refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from row_writing import write_lines
 from runs import CHAT_TEMPLATE
 from tokenizer_files import BOS, write_tokenizer
 
@@ -26,10 +26,8 @@ def chatty(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(write_tokenizer(folder, **tokens))
 
 
-def write(folder: Path, *rows: dict, name: str = "pairs.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+def write(folder: Path, *rows: dict) -> Path:
+    return write_lines(folder / "pairs.jsonl", *rows)
 
 
 def read(

@@ -159,14 +159,6 @@ def test_the_title_of_an_example_is_not_taken_off(chatty, tmp_path):
     assert learned(chatty, one) == "The capital of France is Paris.<eos>"
 
 
-def test_a_pair_that_begins_with_letters_alike_keeps_them(chatty, tmp_path):
-    for prompt, one, other in (("Hi", "History is long", "Hippo lives"), ("2", "24", "23")):
-        row = {"prompt": prompt, "chosen": one, "rejected": other}
-        found = PairReader(chatty, 99, False).read([write_lines(tmp_path / "a.jsonl", row)], 0.0)
-        texts = [learned(chatty, each) for each in (found.train[0].chosen, found.train[0].rejected)]
-        assert texts == [f"{one}<eos>", f"{other}<eos>"] and "repeat" not in str(found)
-
-
 def test_text_that_is_json_of_messages_stays_text_as_an_answer(chatty, tmp_path):
     text = json.dumps([assistant("x")])
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "p", "completion": text})

@@ -19,7 +19,6 @@ from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.responses import Response, response_reader
-from pat_jax.rl.rewards.rewards import short_names
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.rl.rewards.shares import Alone
 from pat_jax.rl.rewards.weighted_sum import Score
@@ -154,11 +153,6 @@ def test_a_template_without_a_place_for_the_response_is_refused(tmp_path, templa
         check_template(make_tokenizer(tmp_path, chat_template=template))
 
 
-def test_templates_that_write_the_response_pass(chat, plain):
-    check_template(chat)
-    check_template(plain)
-
-
 # --- when it runs ------------------------------------------------------------------------------------
 
 
@@ -178,14 +172,6 @@ def test_it_runs_once_after_the_rollout_in_the_thread_that_asks(chat, order):
     assert score.threads == {threading.get_ident()}
     # Equal texts once, in an order of their own: whichever response ended first.
     assert score.batches == [sorted({one.tobytes() for one in read})]
-
-
-def test_one_at_a_time_is_as_all_together(chat):
-    score, answers = Lengths(), ["a", "bb", "", "ccc"]
-    with scorer_of(chat, score) as scorer:
-        together = scorer.score(["p"] * 4, answers, {})
-        apart = [scorer.score(["p"], [answer], {})[0] for answer in answers]
-    assert together.tolist() == apart and [len(one) for one in score.batches] == [4, 1, 1, 1, 1]
 
 
 @dataclass
@@ -297,15 +283,3 @@ def test_trying_it_out_runs_nothing(chat):
         (note,) = scorer.try_out([Response("p", "a", {})], 4)
     assert "reads texts of up to 3 tokens" in note and "tried out on 1 made-up responses" in note
     assert score.batches == []
-
-
-@pytest.mark.parametrize(
-    ("specs", "names"),
-    [
-        ([SPEC, "exact"], ["judge", "exact"]),
-        (["model:a/judge/", "model:b/judge"], ["judge", "judge_2"]),
-        (["model:./my model"], ["my_model"]),
-    ],
-)
-def test_its_name_in_metrics_is_its_directorys(specs, names):
-    assert short_names(specs) == names

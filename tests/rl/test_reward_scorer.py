@@ -46,10 +46,6 @@ def digits_only(completions):
 def fail_on_a(completions):
     assert "a" not in completions
     return [1.0] * len(completions)
-
-def fail_on_b(completions):
-    assert "b" not in completions
-    return [1.0] * len(completions)
 """
 
 
@@ -224,14 +220,6 @@ def test_where_no_function_applies_there_is_no_reward(functions, caplog):
             scorer.score(["p", "q"], ["x", "y"], {})
 
 
-def test_functions_that_fail_in_turn_leave_nothing(functions):
-    with RewardScorer(*specs(functions, "fail_on_a", "fail_on_b"), timeout=30.0) as scorer:
-        message = "none of 2 responses has a reward .2 exception.*fail_on_a' raised AssertionError"
-        with pytest.raises(UserError, match=message):
-            scorer.score(["p", "q"], ["a", "b"], {})
-        assert scorer.score(["r"], ["c"], {}).tolist() == [2]
-
-
 def test_what_does_not_apply_to_made_up_responses_is_no_complaint(functions):
     made_up = trial_responses(Prompt(0, (1,), "p", {}), [])
     with RewardScorer(*specs(functions, "digits_only", "length"), timeout=30.0) as scorer:
@@ -258,3 +246,5 @@ def test_names_in_metrics_are_short_and_differ():
         "HTTP://[::1]/#x",
     ]
     assert short_names(addresses) == ["judge", "judge_2", "host_80", "___1_"]
+    models = ["model:rewards/judge@main", "exact", "model:b/judge/", "model:./my model"]
+    assert short_names(models) == ["judge", "exact", "judge_2", "my_model"]

@@ -40,9 +40,6 @@ def obey(prompts, completions, **columns):
         time.sleep(float(completion.partition("sleep ")[2] or 0))
     return [ONE * len(completions)] * len(completions)
 
-def answers(prompts, completions, answer, **columns):
-    return [float(a == c) for a, c in zip(answer, completions)]
-
 def result(prompts, completions, value, **columns):
     return value[0]
 
@@ -112,14 +109,6 @@ def test_a_pathological_answer_costs_only_its_own_reward():
         )
     np.testing.assert_array_equal(scores, [1, np.nan, 1])
     assert time.monotonic() - start < 30
-
-
-def test_columns_reach_the_function(functions):
-    with RewardScorer(f"{functions}:answers", timeout=5.0, num_workers=2) as scorer:
-        texts = [str(index % 7) for index in range(40)]
-        columns = {"answer": ["3"] * 40, "unused": list(range(40))}
-        scores = scorer.score([str(index // 4) for index in range(40)], texts, columns)
-    assert scores.tolist() == [float(text == "3") for text in texts]
 
 
 @pytest.fixture(scope="module")

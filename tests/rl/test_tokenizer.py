@@ -128,26 +128,10 @@ def test_special_tokens_are_left_out_of_texts_or_kept(tmp_path):
     assert set(keeping.special.texts.values()) == {"<eos>", "<pad>", "<im>", "<bos>"}
 
 
-def test_special_tokens_and_size(tokenizer):
-    assert tokenizer.eos_ids == (0, 2)  # the tokenizer's own, then generation_config's
-    assert tokenizer.pad_id == 1
-    assert tokenizer.vocab_size == 263
-
-
 def test_a_single_end_token_in_the_generation_config(tmp_path):
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, generation={"eos_token_id": 2}))
     assert tokenizer.eos_ids == (2,)
     assert tokenizer.pad_id == 2  # none of its own
-
-
-def test_the_chat_template_ends_where_the_response_begins(tmp_path):
-    pytest.importorskip("jinja2", reason="chat templates are rendered by jinja2")
-    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE)
-    tokenizer = HuggingFaceTokenizer(directory)
-    expected = [IM, *tokenizer.encode("user:the"), IM, *tokenizer.encode("assistant:")]
-    assert tokenizer.encode_prompt("the") == expected
-    assert tokenizer.encode_prompt([{"role": "user", "content": "the"}]) == expected
-    assert tokenizer.encode("the") == expected[6:-11]  # no template around plain text
 
 
 THINKING = (
