@@ -87,18 +87,6 @@ def test_the_layer_and_its_gradients_are_those_of_its_equation():
     assert_close(got, wanted)
 
 
-def test_a_new_layer_adds_as_much_to_what_the_next_one_sees_as_one_without():
-    """From scratch: in units of what a layer whose experts see the whole token adds."""
-    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(4, 256, 128)), jnp.float32)
-
-    @partial(jax.jit, static_argnums=0)
-    def added(config: Any) -> jax.Array:
-        experts = Experts(config, keys=Keys(jax.random.key(1)))
-        return jnp.std(experts(tokens, jnp.ones((4, 256), bool), None, Whole())[0])
-
-    assert 0.9 < added(preset("demo-bigmac")) / added(preset("demo-moe")) < 1.1
-
-
 def test_a_new_layer_starts_with_experts_of_the_usual_size_between_isometries():
     """So Adam, whose steps are of one size, changes experts as it does without the narrower width."""
     policies = [Policy.from_config(preset(name)) for name in ("demo-bigmac", "demo-moe")]
@@ -178,15 +166,6 @@ def test_a_configuration_that_says_it_wrongly_is_refused(tmp_path, name, fields,
     with pytest.raises(UserError, match=words) as error:
         read_config(tmp_path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("name", "latent_dim"), [("tiny-bigmac", 0), ("tiny-moe", 8)])
-def test_what_no_checkpoint_can_say_is_not_written(name: str, latent_dim: int):
-    config = preset(name)
-    assert config.experts is not None
-    config = replace(config, experts=replace(config.experts, latent_dim=latent_dim))
-    with pytest.raises(ValueError, match="latent_dim; this configuration has"):
-        to_hf_config(config, jnp.float32)
 
 
 def test_the_shared_matrices_are_quantized_and_have_no_adapters():

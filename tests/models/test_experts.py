@@ -16,7 +16,7 @@ from pat_jax.layout.partitions import in_chunks
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
-from pat_jax.models.kernels.grouped import by_expert, in_tiles, tile_size
+from pat_jax.models.kernels.grouped import in_tiles, tile_size
 from pat_jax.models.parameters import Keys
 from pat_jax.models.partition import Rows, Whole
 from pat_jax.models.policy import Params, Policy
@@ -139,58 +139,11 @@ def test_of_equal_logits_the_lower_number_is_chosen():
     np.testing.assert_array_equal(routed.margin, 0)
 
 
-@cache
-def tiled(num_experts: int, size: int):
-    return jax.jit(partial(in_tiles, num_experts=num_experts, size=size))
-
-
-SHAPES = [(1, 1, 1, 1), (5, 2, 4, 1), (7, 3, 5, 2), (16, 2, 3, 4), (9, 4, 4, 16), (40, 1, 6, 8)]
-
-
-@given(st.sampled_from(SHAPES), st.sampled_from([0.0, 0.3, 0.9, 1.0]), st.integers(0, 10_000))
-def test_every_choice_is_in_one_slot_of_a_tile_of_its_expert(shape, absent: float, seed: int):
-    num_rows, k, num_experts, size = shape
-    rng = np.random.default_rng(seed)
-    favourite = rng.random(num_experts) ** 4  # some have most of the rows, some none
-    order = np.argsort(-favourite - 0.3 * rng.random((num_rows, num_experts)))
-    chosen = order[:, :k]
-    # Of another device's experts, or of none at all.
-    elsewhere = rng.choice([-3, -1, num_experts, num_experts + 2], chosen.shape)
-    chosen = np.where(rng.random(chosen.shape) < absent, elsewhere, chosen)
-    tiles = jax.tree.map(np.asarray, tiled(num_experts, size)(chosen))
-
-    flat = chosen.reshape(-1)
-    here = np.flatnonzero((flat >= 0) & (flat < num_experts))
-    placed = tiles.choice.reshape(-1)
-    is_taken = placed < flat.size
-    assert sorted(placed[is_taken]) == here.tolist()
-    slot = tiles.slot.reshape(-1)
-    np.testing.assert_array_equal(placed[slot[here]], here)
-    np.testing.assert_array_equal(tiles.expert[slot[here] // size], flat[here])
-    assert np.all(np.delete(slot, here) == placed.size)
-    rows_of = np.bincount(flat[here], minlength=num_experts)
-    assert tiles.count == sum(-(-rows_of // size))
-    assert np.all(
-        is_taken.reshape(-1, size).any(axis=1) == (np.arange(len(tiles.expert)) < tiles.count)
-    )
-    assert np.all((tiles.expert >= 0) & (tiles.expert < num_experts))
-
-
 @given(st.integers(1, 600), st.integers(1, 8), st.integers(8, 128))
 def test_a_tile_is_about_as_large_as_an_experts_rows(rows: int, k: int, num_experts: int):
     size, mean = tile_size(rows, k, num_experts), rows * k / num_experts
     assert size & (size - 1) == 0 and size <= 128
     assert size < 2 * max(1, mean) and (size == 128 or size >= int(mean))
-
-
-def test_all_tokens_of_one_expert_are_computed():
-    """No expert has a limit: of 64 rows all are in its four tiles of sixteen."""
-    weights, x = weights_of(EIGHT), tokens_of()
-    recorded = np.broadcast_to(np.array([5, 2], np.int16), (ROWS, LENGTH, 2))
-    assert tile_size(ROWS * LENGTH, 2, 8) == 16
-    assert in_tiles(jnp.asarray(recorded.reshape(-1, 2)), 8, 16).count == 8
-    y, _ = computed(EIGHT, weights, x, EVERY_TOKEN, recorded)
-    assert_close(y, mixed(EIGHT, weights, x, recorded)[0])
 
 
 def without(weights: Weights, experts: Any) -> Weights:
@@ -249,20 +202,6 @@ def test_a_token_copies_the_weights_of_its_own_experts_alone(dtype: Any):
     assert memory.temp_size_in_bytes < 2 * one_in_float32
 
 
-def test_devices_that_share_the_experts_add_up_to_all_of_them():
-    """Each has two of the eight, and rows of others come to nothing there."""
-    weights, x = weights_of(EIGHT), tokens_of()
-    chosen = likeliest(x @ weights["router"].T, 2)
-    rows = Rows(jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5))
-    every = tuple(jnp.asarray(weights[name]) for name in ("gate", "up", "down"))
-    parts = [
-        _compute(rows, tuple(w[first : first + 2] for w in every), first, num_experts=8)
-        for first in range(0, 8, 2)
-    ]
-    assert all(np.asarray(part).any() for part in parts)
-    assert_close(sum(map(np.asarray, parts)), np.asarray(_compute(rows, every, 0, num_experts=8)))
-
-
 def dense(experts: ExpertsConfig, weights: Any, x: Any, chosen: Any) -> tuple[jax.Array, jax.Array]:
     """All experts of every token, those that are not chosen times 0."""
     logits = jnp.einsum("rle,ne->rln", x, weights["router"])
@@ -319,22 +258,6 @@ def test_gradients_are_those_of_all_experts_times_their_shares(
         assert_close(one, other)
 
 
-def test_an_expert_that_no_row_has_has_gradients_of_zeros():
-    """Though its weights are not numbers: the backward pass reads no more than the forward one."""
-    weights, x = weights_of(EIGHT), tokens_of()
-    recorded = np.broadcast_to(np.array([1, 4], np.int16), (ROWS, LENGTH, 2))
-
-    def loss(weights: Any, x: Any) -> Any:
-        return jnp.sum(computed(EIGHT, weights, x, EVERY_TOKEN, recorded)[0] ** 2)
-
-    others = [0, 2, 3, 5, 6, 7]
-    grads, to_x = jax.jit(jax.grad(loss, argnums=(0, 1)))(without(weights, others), x)
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves((grads, to_x)))
-    for name in ("gate", "up", "down"):
-        assert not np.asarray(grads[name])[others].any()
-        assert np.abs(np.asarray(grads[name])[[1, 4]]).max(axis=(1, 2)).min() > 0
-
-
 def test_experts_under_adapters_have_no_gradients_of_their_own():
     """The compiled program adds up none of the size of their weights, as it does where they are trained."""
     rng, rank = np.random.default_rng(4), 3
@@ -356,34 +279,6 @@ def test_experts_under_adapters_have_no_gradients_of_their_own():
 
     assert sums((0, 1)) > 0
     assert sums((1,)) == 0
-
-
-@pytest.mark.parametrize("weights", ["int8", "fp8"])
-def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
-    """Each expert's outputs have scales of their own; the router keeps its numbers."""
-    policy = Policy.from_config(replace(EXPERTS["mixtral"], num_layers=1))
-    kept = policy.with_weights(weights)
-    params = kept.store(lively_params(policy), jnp.float32)
-    mlp: Any = kept.bind(params).layers[0].mlp
-    gate = mlp.gate.get_value()
-    assert gate.values.shape == (4, 64, 32) and gate.scale.shape == (4, 64)
-    assert mlp.router.get_value().dtype == jnp.float32
-
-    def plain(x: Any) -> Any:
-        if not hasattr(x, "scale"):
-            return x
-        behind = (1,) * (x.values.ndim - x.scale.ndim)
-        return x.values.astype(jnp.float32) * x.scale.reshape(*x.scale.shape, *behind)
-
-    floats: Params = jax.tree.map(plain, params, is_leaf=lambda x: hasattr(x, "scale"))
-    tokens: Any = np.random.default_rng(0).integers(0, 61, (2, 40))
-    positions: Any = np.broadcast_to(np.arange(40), (2, 40))
-    one, other = (
-        jax.jit(lambda params, which=which: which.bind(params)(tokens, positions)[::2])(each)
-        for which, each in ((kept, params), (policy, floats))
-    )
-    assert_close(one[0], np.asarray(other[0]), bound=2e-5)
-    np.testing.assert_array_equal(one[1].experts, other[1].experts)
 
 
 @pytest.mark.parametrize("remat", POLICIES)
@@ -449,43 +344,6 @@ def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: 
         assert replayed.experts[1, 4, changed, 0] == best
         moved = np.abs(np.asarray(other - hidden)).max(axis=-1) > 0
         assert moved[1, 4] and not moved[0].any() and not moved[1, :4].any()
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_a_token_that_is_none_reads_no_expert(name: str):
-    """The real ones have experts 0 and 1; the weights of the others are no numbers."""
-    policy, params = model(name)
-    layers, k = policy.config.routes_shape
-    tokens = np.random.default_rng(0).integers(0, 61, (1, 8))
-    positions: Any = np.arange(8)[None]
-    recorded: Any = np.full((1, 8, layers, k), NOT_RECORDED, np.int16)
-    recorded[:, :5] = (0, 1)
-
-    @jax.jit
-    def run(params: Any, tokens: Any) -> Any:
-        out = policy.bind(params)(tokens, positions, recorded=recorded)
-        return out.hidden, out.routed
-
-    def spoilt(path: Any, x: Any) -> Any:
-        is_stack = "mlp" in jax.tree_util.keystr(path) and x.ndim == 3
-        return np.concatenate([x[:2], np.full_like(x[2:], np.nan)]) if is_stack else x
-
-    wanted, _ = run(params, tokens)
-    params = jax.tree.map_with_path(spoilt, params)
-    hidden, routed = run(params, np.where(np.arange(8)[None] < 5, tokens, NO_TOKEN))
-    np.testing.assert_allclose(hidden[:, :5], wanted[:, :5], rtol=1e-5, atol=1e-5)
-    assert np.isfinite(hidden).all()
-    np.testing.assert_allclose(routed.probability.sum(axis=-1), 5, rtol=1e-5)
-    # That they are read in this way is seen where such a token is one.
-    assert np.isnan(run(params, tokens)[0][:, 5:]).any()
-
-
-def test_by_expert_adds_nothing_for_numbers_that_are_no_experts():
-    experts = jnp.arange(1.0, 4.0)[:, None]
-    chosen = jnp.array([[0, 2], [-1, 1], [3, 7], [2, 0]])
-    x, weights = jnp.ones((4, 1)), jnp.array([[1.0, 1], [1, 0.5], [1, 1], [2, 0]])
-    added = by_expert(lambda w, x: x * w[None], experts, x, chosen, weights, size=2)
-    assert added[:, 0].tolist() == [1 + 3, 0.5 * 2, 0, 2 * 3]
 
 
 @pytest.mark.parametrize(("most", "chunks"), [(60, 1), (59, 2), (16, 4), (7, 12), (3, 12)])

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_config import to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
-from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.hf_tensors import hf_tensors
@@ -97,87 +98,50 @@ def edit_json(path, changes):
 
 
 CONFIG_CASES = [
-    (
-        {"architectures": ["MistralForCausalLM"]},
-        "field 'architectures' is .'MistralForCausalLM'.*LlamaForCausalLM, Qwen2",
-    ),
-    (
-        {"architectures": None, "model_type": "gemma"},
-        "field 'model_type' is 'gemma'.*Qwen3ForCausalLM",
-    ),
-    ({"architectures": ABSENT, "model_type": ABSENT}, "field 'model_type' is missing"),
-    ({"hidden_size": ABSENT}, "field 'hidden_size' is missing, expected a positive integer"),
-    ({"num_hidden_layers": 0}, "field 'num_hidden_layers' is 0, expected a positive integer"),
-    ({"num_key_value_heads": 3}, r"field 'num_key_value_heads' is 3, expected a divisor .*\(4\)"),
-    ({"head_dim": 5}, "field 'head_dim' is 5, expected an even number"),
-    ({"rms_norm_eps": float("inf")}, "field 'rms_norm_eps' is inf, expected a positive number"),
-    ({"tie_word_embeddings": "no"}, "field 'tie_word_embeddings' is 'no', expected true or false"),
-    ({"mlp_bias": True}, "field 'mlp_bias' is True, expected false"),
-    ({"hidden_act": "gelu"}, "field 'hidden_act' is 'gelu', expected \"silu\""),
-    (
-        {"quantization_config": {"bits": 4}},
-        "field 'quantization_config' is {'bits': 4}, expected null",
-    ),
-    ({"use_sliding_window": True}, "field 'use_sliding_window' is True, expected false"),
-    (
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        "field 'layer_types' is .*'full_attention' for every layer",
-    ),
-    (
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        "field 'rope_scaling.rope_type' is 'yarn', expected 'default' or 'llama3'",
-    ),
-    (
-        {"rope_scaling.factor": ABSENT},
-        "field 'rope_scaling.factor' is missing, expected a number",
-    ),
-    (
-        {"rope_scaling.high_freq_factor": 1.0},
-        "field 'rope_scaling.high_freq_factor' is 1.0, expected more than",
-    ),
+    ({"architectures": ["MistralForCausalLM"]}, "'architectures' is .*LlamaForCausalLM, Qwen2"),
+    ({"architectures": None, "model_type": "gemma"}, "'model_type' is 'gemma'.*Qwen3ForCausalLM"),
+    ({"architectures": ABSENT, "model_type": ABSENT}, "'model_type' is missing"),
+    ({"hidden_size": ABSENT}, "'hidden_size' is missing, expected a positive integer"),
+    ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0, expected a positive integer"),
+    ({"num_key_value_heads": 3}, r"'num_key_value_heads' is 3, expected a divisor .*\(4\)"),
+    ({"head_dim": 5}, "'head_dim' is 5, expected an even number"),
+    ({"rms_norm_eps": float("inf")}, "'rms_norm_eps' is inf, expected a positive number"),
+    ({"tie_word_embeddings": "no"}, "'tie_word_embeddings' is 'no', expected true or false"),
+    ({"mlp_bias": True}, "'mlp_bias' is True, expected false"),
+    ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', expected \"silu\""),
+    ({"quantization_config": {"bits": 4}}, "'quantization_config' is {'bits': 4}, expected null"),
+    ({"use_sliding_window": True}, "'use_sliding_window' is True, expected false"),
+    ({"layer_types": ["full_attention", "sliding"]}, "'layer_types' is .*for every layer"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "'rope_scaling.rope_type' is 'yarn', expected 'def"),
+    ({"rope_scaling.factor": ABSENT}, "'rope_scaling.factor' is missing, expected a number"),
+    ({"rope_scaling.high_freq_factor": 1.0}, r"'rope_scaling.*' is 1\.0, expected more than"),
     (
         {"rope_scaling": None, "rope_parameters": {"sliding_attention": {"rope_theta": 1e6}}},
-        "field 'rope_parameters.full_attention' is missing, expected an object, "
-        "as all layers here are of that type",
+        "'rope_parameters.full_attention' is missing, expected .* as all layers here are of that",
     ),
     (
         {"rope_scaling": None, "rope_parameters": {"full_attention": None}},
-        "field 'rope_parameters.full_attention' is None, expected an object",
+        "'rope_parameters.full_attention' is None, expected an object",
     ),
-    ({"partial_rotary_factor": 0.5}, "field 'partial_rotary_factor' is 0.5, expected 1.0"),
+    ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5, expected 1.0"),
 ]
-
-
 QWEN3_MOE_CASES = [
     ({"num_experts_per_tok": 9}, r"'num_experts_per_tok' is 9, expected at most num_experts \(8\)"),
-    ({"num_experts_per_tok": ABSENT}, "'num_experts_per_tok' is missing, expected a positive int"),
     ({"num_experts": ABSENT}, "'num_experts' is missing, expected a positive integer"),
-    ({"num_experts": 0}, "'num_experts' is 0, expected a positive integer"),
     ({"num_experts": 8.5}, "'num_experts' is 8.5, expected a positive integer"),
-    (
-        {"num_local_experts": 6},
-        r"'num_experts' is 8, expected the number of num_local_experts \(6\)",
-    ),
+    ({"num_local_experts": 6}, r"'num_experts' is 8, expected .* num_local_experts \(6\)"),
     ({"moe_intermediate_size": None}, "'moe_intermediate_size' is None, expected a positive"),
     ({"norm_topk_prob": 1}, "'norm_topk_prob' is 1, expected true or false"),
     ({"mlp_only_layers": [0, 3]}, r"'mlp_only_layers' is \[0, 3\], expected .* each of 0 to 2"),
-    ({"mlp_only_layers": [-1]}, "'mlp_only_layers' is .* each of 0 to 2"),
     ({"mlp_only_layers": [True]}, "'mlp_only_layers' is .* each of 0 to 2"),
     ({"mlp_only_layers": "1"}, "'mlp_only_layers' is '1', expected a list"),
     ({"mlp_only_layers": [2, 1, 0]}, "'mlp_only_layers' is .* one of 3 layers left"),
     ({"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0, expected a positive integer"),
-    (
-        {"decoder_sparse_step": 4, "mlp_only_layers": []},
-        "'decoder_sparse_step' is 4, expected one of 3 layers left that has experts",
-    ),
-    (
-        {"shared_expert_intermediate_size": 64},
-        "'shared_expert_intermediate_size' is 64, expected 0",
-    ),
+    ({"decoder_sparse_step": 4, "mlp_only_layers": []}, "'decoder_sparse_step' is 4, .* has exp"),
+    ({"shared_expert_intermediate_size": 64}, "'shared_.*_size' is 64, expected 0"),
     ({"n_shared_experts": 1}, "'n_shared_experts' is 1, expected 0"),
     ({"scoring_func": "sigmoid"}, "'scoring_func' is 'sigmoid', expected \"softmax\""),
     ({"quantization_config": {"quant_method": "fp8"}}, "'quantization_config' is .* null"),
-    ({"use_sliding_window": True}, "'use_sliding_window' is True, expected false"),
 ]
 MIXTRAL_CASES = [
     ({"sliding_window": 4096}, "'sliding_window' is 4096, expected null"),
@@ -189,23 +153,17 @@ MIXTRAL_CASES = [
 @pytest.mark.parametrize(
     ("checkpoint", "changes", "words"),
     [
+        *(("single", *case) for case in CONFIG_CASES),
         *(("qwen3_moe", *case) for case in QWEN3_MOE_CASES),
         *(("mixtral", *case) for case in MIXTRAL_CASES),
     ],
     ids=lambda case: str(case)[:40],
     indirect=["checkpoint"],
 )
-def test_a_configuration_with_experts_is_refused(checkpoint, changes, words):
-    edit_json(checkpoint / "config.json", changes)
-    message = refusal(checkpoint)
-    assert re.search(f"^/config.json: field {words}", message), message
-
-
-@pytest.mark.parametrize(("changes", "words"), CONFIG_CASES, ids=lambda case: str(case)[:40])
 def test_a_configuration_is_refused(checkpoint, changes, words):
     edit_json(checkpoint / "config.json", changes)
     message = refusal(checkpoint)
-    assert re.search(f"^/config.json: {words}", message), message
+    assert re.search(f"^/config.json: field {words}", message), message
 
 
 def test_a_configuration_file_is_refused(checkpoint):
@@ -221,94 +179,50 @@ def test_a_configuration_file_is_refused(checkpoint):
     assert refusal(checkpoint / "absent").startswith(": there is no such directory")
 
 
-def change_tensors(path, change):
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-
-
-TENSOR_CASES = [
-    (
-        lambda t: t.pop(Q_PROJ),
-        rf"^: tensor '{Q_PROJ}' is in none of .* shape \[16, 16\] by config.json",
-    ),
-    (
-        lambda t: t.update({Q_PROJ: t[Q_PROJ][:, :-1].copy()}),
-        rf"^/{WEIGHTS}: tensor '{Q_PROJ}' has shape \[16, 15\], expected \[16, 16\]",
-    ),
-    (
-        lambda t: t.update({Q_PROJ: t[Q_PROJ].astype(np.int8)}),
-        rf"^/{WEIGHTS}: tensor '{Q_PROJ}' has type I8, expected one of BF16, F16, F32, F64",
-    ),
-    (
-        lambda t: t.update({"model.layers.2.x": np.ones(1)}),
-        rf"^/{WEIGHTS}: tensor 'model.layers.2.x' is one of 1 .* llama with 2 layers",
-    ),
-    (
-        lambda t: t.pop("lm_head.weight"),
-        r"^: tensor 'lm_head.weight' is in none .*\(tie_word_embeddings is false\)",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"), TENSOR_CASES, ids=["missing", "shape", "type", "unexpected", "head"]
-)
-def test_tensors_that_disagree_with_the_configuration_are_refused(checkpoint, change, words):
-    change_tensors(checkpoint / WEIGHTS, change)
-    message = refusal(checkpoint)
-    assert re.search(words, message), message
-    with pytest.raises(UserError):
-        load_params(checkpoint, Policy.from_config(CONFIG), None, jnp.float32)
-
-
+Change = Callable[[dict[str, np.ndarray]], object]
 EXPERT, ROUTER = "model.layers.2.mlp.experts.5.up_proj.weight", "model.layers.0.mlp.gate.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
-EXPERTS_CASES = [
-    (
-        lambda t: t.pop(EXPERT),
-        rf"^: tensor '{EXPERT}' is in none of .* shape \[16, 32\] by config.json",
-    ),
-    (
-        lambda t: t.update({EXPERT: t[EXPERT][:-1].copy()}),
-        rf"^/{WEIGHTS}: tensor '{EXPERT}' has shape \[15, 32\], expected \[16, 32\]",
-    ),
-    (
-        lambda t: t.update({ROUTER: t[ROUTER][:-2].copy()}),
-        rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[6, 32\], expected \[8, 32\]",
-    ),
-    (
-        lambda t: t.update({ROUTER: t[ROUTER][:, :-1].copy()}),
-        rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[8, 31\], expected \[8, 32\]",
-    ),
-    (
-        lambda t: t.update({EXPERT.replace(".5.", ".8."): t[EXPERT]}),
-        rf"^/{WEIGHTS}: tensor '.*experts.8.*' is one of 1 that qwen3_moe with 3 layers of 8 experts does",
-    ),
-    (
-        lambda t: t.update({STACK: np.ones((8, 32, 32), np.float32)}),
-        rf"^/{WEIGHTS}: tensor '{STACK}' has all experts of a layer, expected a tensor of each",
-    ),
-    (
-        lambda t: t.update({EXPERT: t[EXPERT].astype(np.uint8)}),
-        rf"^/{WEIGHTS}: tensor '{EXPERT}' has type U8, expected one of BF16",
-    ),
-]
+NINTH = EXPERT.replace(".5.", ".8.")
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen3_moe"], indirect=True)
+def without(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    return lambda tensors: tensors.update({name: change(tensors[name]).copy()})
+
+
+def added(name: str, tensor: np.ndarray) -> Change:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+TENSORS = {
+    "missing": ("single", without(Q_PROJ), rf": tensor '{Q_PROJ}' is in none of .* \[16, 16\]"),
+    "shape": ("single", changed(Q_PROJ, lambda x: x[:, :-1]), r"has shape \[16, 15\], expected"),
+    "type": ("single", changed(Q_PROJ, lambda x: x.astype(np.int8)), "has type I8, expected one"),
+    "unexpected": ("single", added("model.layers.2.x", np.ones(1)), "is one of 1 .* with 2 layers"),
+    "head": ("single", without("lm_head.weight"), r"in none .*\(tie_word_embeddings is false\)"),
+    "expert": ("qwen3_moe", without(EXPERT), rf": tensor '{EXPERT}' is in none of .* \[16, 32\]"),
+    "router": ("qwen3_moe", changed(ROUTER, lambda x: x[:-2]), r"\[6, 32\], expected \[8, 32\]"),
+    "ninth": ("qwen3_moe", added(NINTH, np.ones((16, 32))), "is one of 1 that .* of 8 experts"),
+    "stack": ("qwen3_moe", added(STACK, np.ones((8, 32, 32))), "expected a tensor of each"),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
-    EXPERTS_CASES,
-    ids=["missing", "shape", "router", "router's width", "unexpected", "stack", "type"],
+    ("checkpoint", "change", "words"), TENSORS.values(), ids=TENSORS, indirect=["checkpoint"]
 )
-def test_experts_that_disagree_with_the_configuration_are_refused(
-    checkpoint, change, words, monkeypatch
+def test_tensors_that_disagree_with_the_configuration_are_refused(
+    checkpoint, change: Change, words, monkeypatch
 ):
-    change_tensors(checkpoint / WEIGHTS, change)
+    tensors = load_file(checkpoint / WEIGHTS)
+    change(tensors)
+    save_file(tensors, checkpoint / WEIGHTS)
     monkeypatch.delattr(StoredTensor, "view")  # of headers alone
     message = refusal(checkpoint)
     assert re.search(words, message), message
+    assert message.startswith((": tensor '", f"/{WEIGHTS}: tensor '")), message
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3_moe"], indirect=True)
@@ -355,7 +269,9 @@ def test_the_headers_of_many_experts_are_read_in_seconds(tmp_path):
 def test_a_tied_head_that_was_trained_apart_is_refused(checkpoint):
     edit_json(checkpoint / "config.json", {"tie_word_embeddings": True})
     assert check_checkpoint(checkpoint).tie_embeddings  # both are all ones
-    change_tensors(checkpoint / WEIGHTS, lambda t: t["lm_head.weight"].__setitem__((3, 4), 2.0))
+    tensors = load_file(checkpoint / WEIGHTS)
+    tensors["lm_head.weight"][3, 4] = 2.0
+    save_file(tensors, checkpoint / WEIGHTS)
     assert "'lm_head.weight' differs from 'model.embed_tokens.weight'" in refusal(checkpoint)
 
 
@@ -388,15 +304,8 @@ def test_an_index_is_refused(checkpoint):
     assert refusal(checkpoint).startswith(
         f"/{second.name}: the file is missing, expected by {INDEX}"
     )
-    for weight_map in (
-        None,
-        ["a"],
-        {"a": 1},
-        {"a": "../secret"},
-        {"a": ""},
-        {"a": "\0"},
-        {"a": "\ud800"},
-    ):
+    files = (1, "../secret", "", "\0", "\ud800")
+    for weight_map in (None, ["a"], *({"a": file} for file in files)):
         index.write_text(json.dumps({"weight_map": weight_map}))
         assert refusal(checkpoint).startswith(f"/{INDEX}: field 'weight_map' is missing or damaged")
     index.write_text(sound[:-30])

@@ -154,16 +154,6 @@ def test_a_file_of_something_else_has_no_part_of_the_model(tmp_path: Path, kind,
     assert f"'{prefix}{head}'" in message and f" in {stem}.safetensors" in message
 
 
-def test_what_is_left_over_of_a_large_adapter_is_named(tmp_path: Path):
-    _, tensors = saved(tmp_path / "rm")
-    del tensors[SCORE]
-    beside(tmp_path / "rm", WEIGHTS, tensors)
-    name = f"base_model.model.{SCORE}"
-    many = {f"base_model.model.{x}.lora_{y}": HEAD for x in tensors for y in "AB"}
-    beside(tmp_path / "rm", "adapter_model.safetensors", many | {name: HEAD})
-    assert f"'{name}'" in refusal(tmp_path / "rm")
-
-
 UNRELATED: dict[str, Arrays] = {
     "adapter_model": LORA | {"base_model.model.score.weight": HEAD},
     "adapter_model_2": {f"{Q_PROJ}.lora_A.weight": HEAD},

@@ -17,8 +17,7 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.attention import CONTEXT, QUERIES
 from pat_jax.models.kernels import row_attention_tpu
-from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
-from pat_jax.models.kernels.row_attention import KERNELS, attend_rows
+from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.kernels.row_attention_cpu import BLOCK
 from pat_jax.models.kernels.row_attention_gpu import attend_on_gpu
 from pat_jax.models.kernels.row_attention_tpu import attend_on_tpu
@@ -218,15 +217,6 @@ def test_each_device_attends_to_its_rows_and_heads(path: str):
     got = jax.jit(partial(run, on_shards))(*arrays)
     wanted = jax.jit(partial(run, attend_rows))(*arrays)
     assert_trees_all_close(got, wanted, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("platform", "kernel"),
-    [("gpu", attend_on_gpu), ("cuda", attend_on_gpu), ("tpu", attend_on_tpu)],
-)
-def test_the_kernel_is_that_of_the_devices(platform: str, kernel: Callable):
-    assert KERNELS[platform] is kernel and Kernels.of(platform).rows == PALLAS
-    assert Kernels.of("cpu").chosen == ()
 
 
 @pytest.mark.parametrize("path", PATHS)

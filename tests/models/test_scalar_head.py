@@ -16,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 from pat_jax.common.errors import UserError
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
-from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -37,15 +36,15 @@ PAD = 60  # of the recorded tokens
 WEIGHTS = "model.safetensors"
 
 
-def computed(policy, params, tokens, partition=None, dtype=jnp.float32):
+def computed(policy, params, tokens):
     """The value at each token."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     model = policy.bind(params)
-    hidden = model(tokens, positions, partition=partition, dtype=dtype).hidden
+    hidden = model(tokens, positions).hidden
     return values(model.scalar_head, hidden)
 
 
-def assert_is_recorded(found, case, tolerance=1e-5):
+def assert_is_recorded(found, case):
     """A class for sequences has the value at the last token of each row, others have all."""
     expected = load_file(REFERENCE / case / "expected.safetensors")
     is_real, wanted = expected["tokens"] != PAD, expected["values"]
@@ -54,7 +53,7 @@ def assert_is_recorded(found, case, tolerance=1e-5):
     if wanted.ndim == 1:
         found, is_real = found[np.arange(len(found)), is_real.sum(axis=1) - 1], np.ones(2, bool)
     largest = np.abs(wanted[is_real]).max()
-    np.testing.assert_allclose(found[is_real], wanted[is_real], atol=tolerance * largest, rtol=0)
+    np.testing.assert_allclose(found[is_real], wanted[is_real], atol=1e-5 * largest, rtol=0)
 
 
 def recorded_tokens(case):
@@ -68,47 +67,6 @@ def test_values_equal_transformers(case):
     policy = Policy.from_config(config)
     params = load_params(REFERENCE / case, policy, None, jnp.float32)
     assert_is_recorded(computed(policy, params, recorded_tokens(case)), case)
-
-
-@cache
-def wide(case):
-    """The model with its heads padded, so that eight devices divide them, and its layouts."""
-    policy = Policy.from_config(replace(check_checkpoint(REFERENCE / case), query_multiple=4))
-    chain, _ = layout_chain(factored_mesh(jax.devices()), policy.config)
-    return policy, {split.tp: layout for split, layout in chain.items()}
-
-
-PLACED = [
-    ("llama-sequence", jnp.float32, 1e-5),
-    ("qwen2-token", jnp.float32, 1e-5),
-    ("qwen3-sequence", jnp.float32, 1e-5),
-    ("qwen3-token", jnp.bfloat16, 0.05),
-]
-FAST = [("llama-sequence", 1), ("qwen2-token", 2), ("qwen3-sequence", 8), ("qwen3-token", 4)]
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype", "tolerance", "tp"),
-    [
-        pytest.param(*one, tp, marks=[] if (one[0], tp) in FAST else pytest.mark.slow)
-        for one in PLACED
-        for tp in (1, 2, 4, 8)
-    ],
-)
-def test_every_layout_computes_them(case, dtype, tolerance, tp):
-    policy, layouts = wide(case)
-    layout = layouts[tp]
-    params = load_params(
-        REFERENCE / case, policy, layout.param_shardings(policy, role="train"), dtype
-    )
-    compute = jax.jit(lambda p, t: computed(policy, p, t, AutoPartition(layout), dtype))
-    tokens = jax.device_put(
-        jnp.tile(recorded_tokens(case), (4, 1)), layout.sharding("batch", role="train")
-    )
-    found = compute(params, tokens)
-    assert found.dtype == jnp.float32
-    for rows in np.split(np.asarray(found), 4):
-        assert_is_recorded(rows, case, tolerance)
 
 
 CAUSAL = preset("tiny", vocab_size=128)
@@ -181,16 +139,6 @@ def test_it_begins_with_the_layers_of_a_policy_and_zeros(tmp_path, name, tie_emb
         assert x.sharding == sharding
 
 
-def test_a_head_over_the_vocabulary_beside_its_own_is_ignored(tmp_path):
-    directory = saved(tmp_path / "out", SAVED["ForTokenClassification"])
-    save_file(
-        load_file(directory / WEIGHTS) | {"lm_head.weight": np.ones((128, 32), np.float32)},
-        directory / WEIGHTS,
-    )
-    policy, params = policy_and_params(check_checkpoint(directory))
-    assert_same_bits(load_params(directory, policy, None, jnp.float32), params)
-
-
 def refusal(directory, head=None):
     with pytest.raises(UserError) as caught:
         check_checkpoint(directory, head)
@@ -208,21 +156,15 @@ def test_it_is_no_policy(tmp_path, kind):
 
 
 CONFIGS = [
-    (
-        {"id2label": {"0": "bad", "1": "good"}},
-        "field 'id2label' is .*'good'.*, expected one label, as reward models and critics have; ",
-    ),
+    ({"id2label": {"0": "bad", "1": "good"}}, "field 'id2label' is .*'good'.*, expected one label"),
     ({"num_labels": 2}, "field 'num_labels' is 2, expected 1: one label"),
     ({"id2label": None}, "field 'id2label' is None, expected one label, .* there are two"),
     ({"id2label": []}, r"field 'id2label' is \[\], expected an object"),
     (
         {"architectures": ["Gemma2ForSequenceClassification"]},
-        "field 'architectures' is .*, expected one of LlamaForCausalLM, .*, or .* ForSequenceClass",
+        "field 'architectures' is .*, expected one of Llama.*, or .* ForSequenceClass",
     ),
-    (
-        {"architectures": ["Qwen3ForQuestionAnswering"]},
-        "field 'architectures' is .*QuestionAnswering.*, expected one of ",
-    ),
+    ({"architectures": ["Qwen3ForQuestionAnswering"]}, "field 'architectures' is .*, expected one"),
 ]
 
 
@@ -243,23 +185,12 @@ def test_the_number_of_labels_may_stand_alone(tmp_path):
     assert read_config(tmp_path) == replace(SAVED["ForTokenClassification"], vocab_multiple=128)
 
 
+SEQUENCE, TOKEN = SAVED
 TENSORS = [
-    (
-        "ForSequenceClassification",
-        {"score.weight": None},
-        r"^: tensor 'score.weight' is in none of",
-    ),
-    ("ForTokenClassification", {"score.bias": None}, r"^: tensor 'score.bias' is in none of"),
-    (
-        "ForSequenceClassification",
-        {"score.weight": np.ones((2, 32), np.float32)},
-        r"^/model.safetensors: tensor 'score.weight' has shape \[2, 32\], expected \[1, 32\]",
-    ),
-    (
-        "ForSequenceClassification",
-        {"score.bias": np.ones(1, np.float32)},
-        r"^/model.safetensors: tensor 'score.bias' is one of 1 that qwen3 .* does not have",
-    ),
+    (SEQUENCE, {"score.weight": None}, "'score.weight' is in none of"),
+    (TOKEN, {"score.bias": None}, "'score.bias' is in none of"),
+    (SEQUENCE, {"score.weight": np.ones((2, 32))}, r"has shape \[2, 32\], expected \[1, 32\]"),
+    (SEQUENCE, {"score.bias": np.ones(1)}, "'score.bias' is one of 1 that qwen3 .* does not have"),
 ]
 
 

@@ -1,7 +1,6 @@
 """The transformer against its own definitions: cache, causality, rotary positions, sizes."""
 
 import functools
-import math
 from dataclasses import replace
 
 import jax
@@ -126,24 +125,6 @@ def test_rotation_equals_complex_multiplication_in_float64():
     expected = np.concatenate([rotated.real, rotated.imag], axis=-1)
     np.testing.assert_allclose(got[0], expected[0], atol=2e-6)
     np.testing.assert_allclose(got[1], expected[1], atol=1e-3)  # float32 angles up to 4095
-
-
-def test_llama_frequencies_follow_the_three_published_branches():
-    config = preset("llama-3.1-8b")
-    got = layers.rope_frequencies(config)
-    branches = set()
-    for i, frequency in enumerate(500_000.0 ** -(np.arange(64) / 64)):
-        wavelength = 2 * math.pi / frequency
-        if wavelength < 8192 / 4:
-            branch, expected = "kept", frequency
-        elif wavelength > 8192 / 1:
-            branch, expected = "divided", frequency / 8
-        else:
-            smooth = (8192 / wavelength - 1) / (4 - 1)
-            branch, expected = "blended", (1 - smooth) * frequency / 8 + smooth * frequency
-        branches.add(branch)
-        np.testing.assert_allclose(got[i], expected, rtol=1e-12)
-    assert branches == {"kept", "blended", "divided"}
 
 
 def test_equal_configurations_make_equal_trees():

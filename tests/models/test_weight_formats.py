@@ -237,15 +237,21 @@ def test_random_and_loaded_weights_are_quantized_as_the_trainers_are(name, weigh
         assert_same_bits(got, expected)
 
 
-def test_loaded_weights_are_quantized_across_their_shards(tmp_path):
-    """Where the inputs of an output lie on several devices, their largest counts."""
-    policy, params = policy_and_params("qwen3")
+# The inputs of an output on several devices, whose largest counts; and experts, each on its own.
+SPLIT = {
+    "qwen3": (2, ("kv_heads", "mlp", "vocab"), (32, 32), (32,)),
+    "qwen3_moe": (4, ("expert",), (2, 32, 16), (2, 32)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_loaded_weights_are_quantized_across_their_shards(tmp_path, name):
+    (count, split, values, scale), (policy, params) = SPLIT[name], policy_and_params(name)
     kept = policy.with_weights("int8")
     export(tmp_path / "out", policy, params, jnp.float32)
-    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = {"kv_heads": "model", "mlp": "model", "vocab": "model"}
+    mesh = jax.make_mesh((count,), ("all",), axis_types=(jax.sharding.AxisType.Auto,))
     shardings = jax.tree.map(
-        lambda axes: jax.NamedSharding(mesh, jax.P(*(split.get(axis) for axis in axes))),
+        lambda axes: jax.NamedSharding(mesh, jax.P(*("all" if x in split else None for x in axes))),
         kept.param_axes(),
         is_leaf=lambda node: isinstance(node, tuple),
     )
@@ -253,24 +259,5 @@ def test_loaded_weights_are_quantized_across_their_shards(tmp_path):
     assert_same_bits(loaded, kept.store(params, jnp.float32))
     assert jax.tree.map(lambda x: x.sharding, loaded) == shardings
     down = kept.bind(loaded).layers[0].mlp.down.get_value()
-    assert {shard.data.shape for shard in down.values.addressable_shards} == {(32, 32)}
-    assert {shard.data.shape for shard in down.scale.addressable_shards} == {(32,)}
-
-
-def test_stacks_of_experts_are_quantized_on_the_devices_that_have_them(tmp_path):
-    policy, params = policy_and_params("qwen3_moe")
-    kept = policy.with_weights("int8")
-    export(tmp_path / "out", policy, params, jnp.float32)
-    mesh = jax.make_mesh((4,), ("all",), axis_types=(jax.sharding.AxisType.Auto,))
-    shardings = jax.tree.map(
-        lambda axes: jax.NamedSharding(
-            mesh, jax.P(*("all" if x == "expert" else None for x in axes))
-        ),
-        kept.param_axes(),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
-    loaded = load_params(tmp_path / "out", kept, shardings, jnp.float32)
-    assert_same_bits(loaded, kept.store(params, jnp.float32))
-    down = kept.bind(loaded).layers[0].mlp.down.get_value()
-    assert {shard.data.shape for shard in down.values.addressable_shards} == {(2, 32, 16)}
-    assert {shard.data.shape for shard in down.scale.addressable_shards} == {(2, 32)}
+    assert {shard.data.shape for shard in down.values.addressable_shards} == {values}
+    assert {shard.data.shape for shard in down.scale.addressable_shards} == {scale}
