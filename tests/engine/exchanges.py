@@ -35,12 +35,6 @@ class Geometry:
     def pools(self) -> tuple[Pools, Pools]:
         return (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
 
-    def cells(self, pools: Pools, replica: int, page: int) -> list[tuple[int, int]]:
-        """(device, cell) of a page; a narrow replica stands for its devices, which are alike."""
-        if pools == self.narrow and self.members > 1:
-            return [(replica, page * self.ways + part) for part in range(self.ways)]
-        return [(g, page) for g in range(replica, self.narrow.replicas, self.wide_replicas)]
-
 
 def drawn(geometry: Geometry, rng: np.random.Generator, fill: float, skew: float) -> PageMoves:
     """Pages that leave, each to a replica that has room; `fill` of what the pools hold.

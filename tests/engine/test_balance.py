@@ -18,8 +18,6 @@ from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import shifted
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
@@ -100,10 +98,6 @@ class TestWhoGoesWhere:
         )
         assert [int(np.bincount(new).max()) for new in found] == buckets
 
-    def test_where_pages_lack_there_is_no_option(self):
-        table = self.table([4, 1, 0, 1])
-        assert options(table, np.full(6, 9), np.full(4, 8), (2, 4)) == []
-
 
 class TestPages:
     def test_pages_laid_out_for_bursts_on_their_way_count_as_free(self):
@@ -124,30 +118,6 @@ class TestPages:
         np.testing.assert_array_equal(
             cache_manager.balance_options((1, 2, 4), reserve.left), before
         )
-
-    @given(
-        st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
-    )
-    def test_every_page_is_shifted_once(self, flows):
-        old, far, count = np.array(flows, int).reshape(-1, 3).T
-        replica = np.repeat(old, count)
-        target = np.repeat((old + far) % 8, count)
-        pages = 1 + np.arange(len(replica))
-        arrived, sent = [], 0
-        for one in shifts(PageMoves(replica, pages, target, pages + 1000), 8):
-            assert one.old_page.shape == one.new_page.shape == (8, one.old_page.shape[1])
-            assert one.old_page.shape[1] in SHIFT_SIZES
-            sent += one.old_page.shape[1]
-            for g, slot in np.argwhere(one.old_page != NULL_PAGE).tolist():
-                to = (g + one.distance) % 8
-                arrived.append((g, one.old_page[g, slot], to, one.new_page[to, slot]))
-            assert (one.new_page != NULL_PAGE).sum() == (one.old_page != NULL_PAGE).sum()
-        expected = zip(replica, pages, target, pages + 1000, strict=True)
-        assert sorted(arrived) == sorted(expected)
-        far = (target - replica) % 8
-        most = [int(np.bincount(replica[far == d]).max()) for d in np.unique(far)]
-        assert sum(most) <= sent <= sum(max(2 * n, SHIFT_SIZES[1]) for n in most)
-        assert SHIFT_SIZES[0] == SIZES[0]  # a profile's round is one of either
 
 
 def drawn_pages(rng: np.random.Generator, replicas: np.ndarray, num_pages: int) -> np.ndarray:

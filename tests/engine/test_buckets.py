@@ -7,9 +7,8 @@ from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.layout.buckets import Buckets, ladder, smallest_at_least
+from pat_jax.layout.buckets import Buckets, ladder
 from pat_jax.planning.types import Split
-from pat_jax.programs.programs import Key, ProgramTable
 
 SIX = (Split(6, 1), Split(2, 3), Split(1, 6))
 
@@ -20,12 +19,6 @@ SIX = (Split(6, 1), Split(2, 3), Split(1, 6))
 )
 def test_a_ladder_doubles_up_to_its_top(smallest, largest, steps):
     assert ladder(smallest, largest) == steps
-
-
-def test_the_smallest_bucket_that_holds():
-    assert [smallest_at_least((4, 8), n) for n in (1, 4, 5, 8)] == [4, 4, 8, 8]
-    with pytest.raises(ValueError, match=r"no bucket of \(4, 8\) holds 9"):
-        smallest_at_least((4, 8), 9)
 
 
 buckets = st.builds(
@@ -65,8 +58,3 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
         if wide.tp > narrow.tp:
             ratio = narrow.dp // wide.dp
             assert {n * ratio for n in buckets.rows[narrow]} <= set(buckets.rows[wide])
-
-
-def test_a_program_that_was_never_declared_is_named():
-    with pytest.raises(KeyError, match=r"decode.*was never declared"):
-        ProgramTable()[Key("decode", SPLITS[0], rows=3, length=5)]

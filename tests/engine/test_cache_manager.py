@@ -181,12 +181,6 @@ def test_groups_that_merge_share_what_they_have_in_common():
     assert len(arrivals(shipments)) == 2 and len(replicas) == 1
 
 
-def test_a_sequence_that_no_pool_holds_is_refused():
-    with pytest.raises(ValueError, match="does not hold a sequence of 13 tokens"):
-        make_cache_manager(plain(1, prompt=5, most=9), num_pages=4)
-    make_cache_manager(plain(1, prompt=5, most=8), num_pages=4)
-
-
 def preempted(most_pages: int, tokens: list[list[int]], prompts: list[Request]) -> CacheManager:
     """Of sequences that have said some tokens the last has given way to the others."""
     cache_manager = make_cache_manager(prompts, num_pages=1 + most_pages)

@@ -19,7 +19,7 @@ from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
-from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model
+from pat_jax.engine.sizing.memory import memory_alone
 from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
@@ -27,7 +27,6 @@ from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
-from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
@@ -102,33 +101,6 @@ def test_a_model_that_says_drafts_is_counted_with_its_cache_and_a_head_of_layers
         cache = 4 * 2 * model.num_layers * pages * 16 * model.num_kv_heads * model.head_dim
         tables = 4 * rows * (1 + 256 // 16)  # and each row's newest token but one
         assert by_model[split].source == weights + cache + tables
-
-
-def test_memory_counts_it():
-    config = parse([*TINY, "--devices", "2", "--run_dir", "unused"]).rollout
-    policy = Policy.from_config(PRESETS["tiny"])
-    layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
-    asked = {"limit": GIB, "resident": ()}
-    plain = memory_alone(policy, layouts, config, DTYPE, **asked)
-    alone = memory_alone(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
-    before = kv_bytes(policy, layouts, config, DTYPE, **asked)
-    left = kv_bytes(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
-    assert set(map(plain.drafted, layouts)) == {0}
-    for split in layouts:
-        assert alone.held(split) - plain.held(split) == alone.drafted(split) > 0
-        assert alone.starting(split, 8, 16) - plain.starting(split, 8, 16) == alone.drafted(split)
-    least, most = sorted(map(alone.drafted, layouts))
-    assert least <= before - left <= most
-    specs = specs_of(64, 256)
-    built = memory_model(specs, config, **asked)
-    drafted = bytes_of(specs)
-    assert {
-        split: (built.draft_sources[split], built.draft_steps[split]) for split in layouts
-    } == drafted
-    # Temporaries have the tenth of a device that is left to those of all programs, and count beyond it.
-    for split, (source, steps) in drafted.items():
-        assert built.drafted(split) == source
-        assert replace(built, limit=10.0).drafted(split) == source + steps - 1
 
 
 def test_where_it_does_not_fit_the_sentence_says_how_to_do_without():

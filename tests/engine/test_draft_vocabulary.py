@@ -18,7 +18,7 @@ from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import NEG_INF
 from pat_jax.engine.device.draft.draft_model import of_size
 from pat_jax.engine.sizing.draft_choice import drafter_of
-from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, other_tokens, tokens_in
+from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
 from pat_jax.models.presets import preset
 from pat_jax.run.start.setup import build_engine, model_config
 
@@ -147,8 +147,3 @@ def test_what_a_model_does_not_know_it_never_says(size: int):
     found = of_size(jnp.ones((2, 6)), size)
     assert found.shape == (2, size) and (np.asarray(found[:, :6]) == 1).all()
     assert (np.asarray(found[:, 6:]) == NEG_INF).all()
-
-
-def test_the_sentence_names_the_models_role():
-    critic, policy = preset("qwen3-0.6b"), preset("llama-3.1-8b")
-    assert other_tokens(critic, "", policy, "", "critic").startswith("a critic with the policy's")

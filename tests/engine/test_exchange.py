@@ -12,7 +12,6 @@ import pytest
 from fakes import fake_devices
 
 from pat_jax.common.rules import OptionError
-from pat_jax.layout import exchange
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.exchange import buffer_rows, form_of_update, most_exchanged, round_rows
 from pat_jax.layout.layout import Layout
@@ -95,38 +94,6 @@ def assert_as_on_one_device(partition: Partition, case: str) -> None:
 @pytest.mark.parametrize("name", ["dp8tp1", "dp2tp4"])
 def test_experts_add_what_they_do_on_one_device(name: str, case: str):
     assert_as_on_one_device(AutoPartition(CHAIN[name], exchanges=True), case)
-
-
-def test_a_device_that_is_full_receives_the_rest_in_another_round():
-    """Of 48 tokens each goes to the same two experts: 48 rows for their devices, with room for 24."""
-    layout = CHAIN["dp8tp1"]
-    assert round_rows(LENGTH, K, 8, layout) == 2 * LENGTH * K == 24
-    assert round_rows(LENGTH, K, 8, CHAIN["dp2tp4"]) == LENGTH  # a quarter of the choices, twice
-    assert {case: rounds(layout, chosen) for case, chosen in CHOICES.items()} == {
-        "some absent": 1,
-        "all to two": 2,
-        "none": 0,
-    }
-
-
-def rounds(layout: Layout, chosen: np.ndarray) -> int:
-    """Of an exchange; of each pair of devices the rows are counted that travel."""
-    made = exchange.Exchange.of(layout, (1, LENGTH, K), 8)
-
-    def planned(chosen: Any) -> Any:
-        plan = exchange._planned(made, chosen[0], 1)
-        return plan.rounds, plan.counts
-
-    specs = layout.spec("batch", role="train"), layout.spec()
-    run = jax.shard_map(
-        planned, mesh=layout.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
-    )
-    found, counts = jax.jit(run)(chosen)
-    wanted = np.zeros((8, 8), int)
-    np.add.at(wanted, (np.repeat(np.arange(8), LENGTH * K), chosen.reshape(-1)), 1)
-    wanted[:, -1] -= (chosen == NO_EXPERT).sum(axis=(1, 2))  # which an index of -1 was counted for
-    np.testing.assert_array_equal(counts[..., 0], wanted)
-    return int(found)
 
 
 def ragged(rows: Any, into: Any, *given: Any, axis_name: Any) -> Any:

@@ -27,7 +27,6 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
 from pat_jax.models import experts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
-from pat_jax.models.experts import NOT_RECORDED
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -99,11 +98,6 @@ def test_switching_changes_no_token_and_no_route(name, path, carry):
     ways = {switch.kv for switch in report.switches}
     assert carry in ways and (carry == "mixed" or len(ways) == 1)
     check_same(one, requests, static, found)
-
-
-def test_the_quick_runs_are_some_of_all():
-    assert set(QUICK) < set(RUNS)
-    assert {name for name, _, _ in RUNS} == {*EXPERTS}
 
 
 def test_a_sequence_does_not_depend_on_rows_beside_it():
@@ -178,36 +172,6 @@ def test_what_is_computed_again_has_the_experts_it_had(monkeypatch: pytest.Monke
     assert total.unexplained > 0 and total.max_logprob_difference > 1e-3
 
 
-def test_what_had_pages_of_another_prompt_is_computed_again_by_their_experts():
-    """Of two prompts that begin with the same four tokens the second never computed those."""
-    prompts, shape = [(3, 4, 5, 6, 7, 8), (3, 4, 5, 6, 9, 9, 9)], (2, 2)
-    routes = Routes(prompts, np.array([0, 1]), shape)
-
-    def call(i: int, start: int, length: int) -> PrefillCall:
-        return PrefillCall(*(np.array([[x]], np.int32) for x in (i, start, length)))
-
-    def of(*tokens: int) -> np.ndarray:
-        """Made up from each token; those behind the last have others, which nobody may read."""
-        every = np.array([*tokens, *[99] * (4 - len(tokens))])
-        return np.broadcast_to(every[:, None, None], (4, *shape)).astype(np.int16)
-
-    for at, tokens in (
-        (call(0, 0, 4), (3, 4, 5, 6)),
-        (call(0, 4, 1), (7,)),
-        (call(1, 4, 2), (9, 9)),
-    ):
-        assert (routes.recorded(at, 4) == NOT_RECORDED).all()
-        routes.computed(at, jnp.asarray(of(*tokens))[None])
-        routes.settle()
-    assert (routes.recorded(call(1, 0, 4), 4) == NOT_RECORDED).all()  # it has not begun
-    routes.add(1, of(9, 11)[:2])
-    np.testing.assert_array_equal(routes.recorded(call(1, 0, 4), 4)[0], of(3, 4, 5, 6))
-    again = routes.recorded(call(1, 4, 4), 4)[0]
-    np.testing.assert_array_equal(again[:, 0, 0], [9, 9, 9, 11])
-    np.testing.assert_array_equal(routes.whole(1)[:, 1, 1], [3, 4, 5, 6, 9, 9, 9, 11])
-    np.testing.assert_array_equal(routes.whole(0)[:, 0, 0], [3, 4, 5, 6, 7])
-
-
 @pytest.mark.slow  # `test_experts.py` has the layer
 def test_rows_that_are_not_live_have_no_expert(monkeypatch: pytest.MonkeyPatch):
     """Of sixteen rows one is live, and of a page that is prefilled the tokens of one prompt."""
@@ -251,11 +215,6 @@ class TestJudge:
             self.STATIC.tokens, self.STATIC.logprobs, sure, sure, np.array(route_margins)
         )
 
-    def test_the_order_of_a_tokens_experts_does_not_matter(self):
-        turned = replace(self.STATIC, routed_experts=self.ROUTES[..., ::-1])
-        total = compare(self.STATIC, turned, self.decisions([1, 1, 1, 1]))
-        assert (total.divergences, total.route_divergences, total.compared) == (0, 0, 3)
-
     # A prompt of two tokens: the third token computed is the first of the response.
     @pytest.mark.parametrize(("token", "compared"), [(0, 0), (1, 0), (2, 1), (3, 2)])
     @pytest.mark.parametrize(("margin", "unexplained"), [(0.5, 1), (NEAR_TIE / 2, 0)])
@@ -273,13 +232,6 @@ class TestJudge:
         assert total.near_tie_routes == (margin < NEAR_TIE and token > 0)  # the first draws nothing
         assert total.max_logprob_difference == 0  # of tokens before it alone
         assert total.judge_disagrees == 0
-
-    def test_a_route_behind_another_token_is_another_ones(self):
-        routes = self.ROUTES.copy()
-        routes[3, 0, 1] = 9  # of the token that differs
-        other = replace(self.STATIC, tokens=np.array([5, 9, 7]), routed_experts=routes)
-        total = compare(self.STATIC, other, self.decisions([1, 1, 1, 1e-6]))
-        assert (total.divergences, total.route_divergences, total.unexplained) == (1, 0, 1)
 
     def test_a_recorded_route_that_the_judge_would_not_choose_counts(self):
         requests, static = static_run("moe", seed=0)
@@ -364,22 +316,6 @@ def is_expert(params: Any) -> list[bool]:
         "mlp" in name and leaf.ndim == 3
         for name, leaf in zip(names, jax.tree.leaves(params), strict=True)
     ]
-
-
-@pytest.mark.parametrize("config", [*EXPERTS.values(), WIDE], ids=[*EXPERTS, "wide"])
-def test_a_switch_moves_no_expert(config: ModelConfig):
-    specs = specs_of(config)
-    layouts = list(specs.layouts.values())
-    assert len(layouts) == 4
-    which = is_expert(specs.params(layouts[0]))
-    assert sum(which) == 3 * len(config.sparse_layers)
-    first = jax.tree.leaves(specs.params(layouts[0]))
-    for one, other in permutations(layouts, 2):
-        leaves = jax.tree.leaves(specs.params(other))
-        moved = {i for run in specs.reshard(one, other).runs for i in run}
-        assert moved and not any(which[i] for i in moved)
-        for is_one, a, b in zip(which, first, leaves, strict=True):
-            assert not is_one or a.sharding == b.sharding
 
 
 def test_no_program_of_a_switch_has_experts_or_sends_as_much():
@@ -481,16 +417,3 @@ def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name, tp):
         expected["all-reduce", key.rows * config.embed_dim * 4] += config.num_layers + dense + 1
         expected["all-gather", key.rows * config.padded_vocab_size * 4] += 1
     assert step == expected, (step, expected)
-
-
-def test_experts_that_are_fewer_than_devices_have_copies():
-    """Of four on eight devices, two replicas of each: rows are gathered within four devices alone."""
-    for split, layout in specs_of(EXPERTS["mixtral"]).layouts.items():
-        assert layout.size(layout.ep_axes) == 4
-        assert layout.size(layout.ep_tp_axes) == min(split.tp, 4)
-        assert layout.size(layout.ep_dp_axes) == 4 // min(split.tp, 4)
-    shards = [
-        layout.sharding("expert", None, None).shard_shape((8, 16, 32))
-        for layout in specs_of(EXPERTS["moe"]).layouts.values()
-    ]
-    assert shards == [(1, 16, 32)] * 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 
-from pat_jax.engine.device.decode.gumbel import BLOCK, exponentials, position_keys
+from pat_jax.engine.device.decode.gumbel import BLOCK, exponentials
 from pat_jax.engine.device.decode.sampling import NEG_INF, sample
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
@@ -106,17 +106,6 @@ def test_no_log_probability_is_above_zero(vocab: int, temperature: float, option
     expected = log_softmax(below / temperature)[row, tokens]
     np.testing.assert_allclose(unfiltered, expected, atol=2e-5, rtol=1e-5)
     assert (logprobs >= unfiltered - 1e-5).all()
-
-
-def test_noise_depends_on_key_position_and_place_alone():
-    keys, positions = SEQUENCES[:6], np.arange(6, dtype=np.int32)
-    own = jax.jit(lambda *args: exponentials(position_keys(*args), 200))
-    noise, order = np.asarray(own(keys, positions)), np.array([4, 0, 5, 2])
-    np.testing.assert_array_equal(own(keys[order], positions[order]), noise[order])
-    fewer = exponentials(position_keys(jnp.asarray(keys), jnp.asarray(positions)), 7)
-    np.testing.assert_array_equal(fewer, noise[:, :7])
-    assert (own(keys, positions + 1) != noise).all() and (own(keys[::-1], positions) != noise).all()
-    assert len(np.unique(noise)) == noise.size
 
 
 def test_noise_is_exponential_and_never_zero_or_infinite(monkeypatch):

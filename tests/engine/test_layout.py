@@ -84,11 +84,6 @@ def test_the_trainer_splits_the_embedding_over_dp_and_the_rollout_does_not():
     assert odd.size(odd.mesh_axes("embed", "train")) == 2  # 18 = 2 · 9
 
 
-def test_an_unknown_axis_name_is_refused():
-    with pytest.raises(ValueError, match="'width' has no row"):
-        layouts()[SPLITS[0]].spec("width")
-
-
 def test_two_axes_of_one_array_do_not_share_a_mesh_axis():
     layout = layouts()[Split(4, 2)]
     with pytest.raises(ValueError, match=r"^layout dp4tp2 splits 'vocab' and 'mlp' .* axis2; give"):

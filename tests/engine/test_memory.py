@@ -19,7 +19,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.memory import memory_alone, memory_model, most_at_once, shard_bytes
-from pat_jax.engine.sizing.memory_words import describe_memory, describe_peak
+from pat_jax.engine.sizing.memory_words import describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
@@ -166,18 +166,6 @@ class TestTheCheck:
                 jax.devices()[:2],
             )
         assert "\n" not in str(error.value)
-
-    def test_the_log_says_what_is_known(self):
-        config = parse(OPTIONS).rollout
-        memory = setup().memory
-        first, *lines = describe_memory(memory, config)
-        assert "names no limit" in first and len(lines) == len(SPLITS)
-        assert all("8 of 8 sequences at full length)" in line for line in lines)
-        (first, *_), few = describe_memory(replace(memory, limit=1e12), config), 2
-        assert "training state" in first
-        pages = {split: few * n // 8 for split, n in memory.pages.items()}
-        for line in describe_memory(replace(memory, pages=pages), config)[1:]:
-            assert " of 8 sequences" in line and "others wait or are preempted" in line
 
 
 def test_arrays_of_other_devices_are_not_added_up():

@@ -17,7 +17,7 @@ from pat_jax.engine.device.pages.migration import Migration
 from pat_jax.engine.device.pages.pages import Exchange, put_at_once, put_in_turn, view
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.relocation.order import placed
-from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, rounds
+from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.models.cache.kv_cache import KV_AXES
 from tests.lossless import CARRIES, make_requests
@@ -54,16 +54,6 @@ def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
             arrived, sent = migration.run(seen(put(x, source)), arrivals.shipments)
             assert_pages_arrived(arrived, at, expected, target)
             assert sent.least <= sent.total <= 1.05 * sent.least
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_members_share_their_number_modulo_the_wide_groups(case):
-    """What the cache manager and the simulator count on."""
-    for source, target in permutations(chain(*case).values(), 2):
-        members = Exchange.between(source, target).members
-        assert sorted(members.reshape(-1)) == list(range(max(source.split.dp, target.split.dp)))
-        for wide, replicas in enumerate(members):
-            assert set(replicas % len(members)) == {wide}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -167,12 +157,3 @@ def test_rounds_move_everything_and_hardly_more(pages):
         room[slice(None) if step.replica == ALL else step.replica] += step.size
     assert (room >= pages).all()
     assert sum(step.slots(len(pages)) for step in plan) <= (1 + MOST_EMPTY) * pages.sum()
-
-
-def test_even_groups_take_few_rounds():
-    assert len(rounds(np.full(8, 320))) == 10
-    assert len(rounds(np.full(8, 319))) == 10  # a few empty pages, rather than many small rounds
-    assert (
-        len(rounds(np.full(4, 29))) == 29
-    )  # none alone in a large one, and the others in small ones
-    assert SIZES[-1] == 1  # or a remainder could not be moved without many empty pages

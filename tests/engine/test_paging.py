@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pat_jax.engine.sequences.page_allocator import PageAllocator
-from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
-from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
 
 
 def tokens_of(number: int, length: int) -> np.ndarray:
@@ -121,12 +117,6 @@ def test_prefixes_are_forgotten():
     assert pool.num_free == pool.capacity
 
 
-@pytest.mark.parametrize("num_pages, page_size", [(1, 4), (5, 0)])
-def test_a_pool_that_holds_nothing_is_refused(num_pages, page_size):
-    with pytest.raises(ValueError, match="holds nothing"):
-        PageAllocator(num_pages, page_size)
-
-
 def test_pages_are_released_once():
     pool = PageAllocator(5, 4)
     pages = pool.take(2)
@@ -137,42 +127,6 @@ def test_pages_are_released_once():
     pool.release(pages)
     with pytest.raises(ValueError, match="is released, but nobody holds it"):
         pool.release(pages)
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 40)), min_size=0, max_size=30
-    ),
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(1, 6),
-)
-def test_calls_hold_every_token_once_and_lower_positions_first(runs, small, times, page_size):
-    large = small * times
-    replica, first, count = np.array(runs, int).reshape(-1, 3).T
-    spans = Spans(np.arange(len(runs)), replica, first * page_size, first * page_size + count)
-    calls = prefill_calls(spans, num_replicas=4, sizes=(large, small), page_size=page_size)
-    seen = []
-    reached = np.zeros(4, int)
-    for call in calls:
-        assert call.sequence.shape in ((4, large), (4, small))
-        starts = np.where(call.length > 0, call.start, 10**6)
-        assert (starts.min(axis=1) >= reached).all()
-        reached = np.maximum(reached, np.where(call.length > 0, call.start, 0).max(axis=1))
-        assert ((call.sequence == NO_SEQUENCE) == (call.length == 0)).all()
-        for g, block in zip(*np.nonzero(call.length), strict=True):
-            i, start = call.sequence[g, block], call.start[g, block]
-            assert replica[i] == g and start % page_size == 0
-            seen += [(i, start + k) for k in range(call.length[g, block])]
-        assert call.context == max(start + 1 for _, start in seen[-call.length.sum() :])
-    wanted = [(i, t) for i in range(len(runs)) for t in range(spans.start[i], spans.stop[i])]
-    assert sorted(seen) == wanted
-    pages = np.bincount(replica, -(-count // page_size), minlength=4)
-    room, most = sum(call.length.shape[1] for call in calls), int(pages.max(initial=0))
-    assert most <= room < most + small, "no more than a small call has"
-    sizes = [call.length.shape[1] for call in calls]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes.count(small) * small < large or small == large
 
 
 def test_a_shared_page_is_let_go_behind_all_that_follow_it():

@@ -89,13 +89,6 @@ def test_each_token_is_the_one_that_its_noise_says(options):
     np.testing.assert_allclose(logprobs, log_probs[tokens], atol=1e-5)
 
 
-def test_greedy_takes_the_likeliest_and_says_its_full_probability():
-    tokens, logprobs = drawn(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9)
-    best = LOGITS[:VOCAB].argmax()
-    assert set(tokens) == {best}
-    np.testing.assert_allclose(logprobs, np.log(reference()[best]), atol=1e-5)
-
-
 def test_greedy_heeds_penalties_and_what_is_forbidden():
     asked = {"repetition_penalty": 8.0, "presence_penalty": 3.0, "is_early": True}
     tokens, logprobs = drawn(temperature=0.0, **asked)

@@ -36,17 +36,6 @@ def test_a_request_of_no_known_prompt_leaves_all_strangers():
         assert (table.load().prompt is not None) == is_known
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_too_many_sequences_are_refused(rows):
-    table = make_table(9, num_replicas=4, rows=3)
-    with pytest.raises(ValueError, match=f"3 sequences do not fit a replica of {rows} rows"):
-        table.assign_rows(np.arange(9) % 4, num_replicas=4, rows_per_replica=rows)
-    requests = [make_request(i, 2, 5) for i in range(4)]
-    waiting = Responses.of(requests, num_replicas=2, rows_per_replica=rows).table
-    with pytest.raises(ValueError, match=f"4 sequences do not fit the {rows} free rows"):
-        waiting.add(np.arange(4), np.ones(4, int))
-
-
 @pytest.mark.parametrize(
     ("said", "ignore_eos", "is_truncated"),
     [([5, 0], False, False), ([5, 6], False, True), ([0, 6], False, True), ([5, 0], True, True)],

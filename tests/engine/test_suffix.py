@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.engine.device.ngram import CONTEXT, Draft, find
-from pat_jax.engine.device.token_batch import Counts, left_by, lengths, line_of, met_by
+from pat_jax.engine.device.token_batch import Counts, left_by, lengths, met_by
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCH_BIN_EDGES, MAX_RUN
@@ -17,7 +17,6 @@ from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCH_BIN_EDG
 few_tokens = st.integers(0, 2)  # so that much repeats
 found_in = jax.jit(find, static_argnames="most")
 given_to = jax.jit(lengths, static_argnames="room")
-in_turn = jax.jit(line_of, static_argnames=("room", "turns"))
 texts = st.lists(st.one_of(few_tokens, few_tokens, few_tokens, st.just(NO_TOKEN)), max_size=40)
 
 
@@ -138,28 +137,6 @@ def test_the_room_goes_to_what_is_likeliest_right(drawn):
             values += [x for x in likeliest[:most] if x > 0]
     assert sum(x.sum() for x in found) == min(left, len(values))
     np.testing.assert_allclose(mine, sum(sorted(values, reverse=True)[:left]), rtol=1e-4)
-
-
-@given(drafts(), st.booleans())
-def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
-    running, room, turns = drawn.running, drawn.room, 1 + drawn.draft.tokens.shape[1]
-    count, of_branch = drawn.lengths
-    of_branch = of_branch if branches else 0 * of_branch
-    start = np.arange(len(running), dtype=np.int32) * 10
-    trunk, is_running, at, beside = map(jnp.asarray, (count, running, start, of_branch))
-    line = in_turn(trunk, is_running, at, beside if branches else None, room=room, turns=turns)
-    expected = [
-        (row, turn, turn if turn <= count[row] else turn - count[row])
-        for row in np.flatnonzero(running).tolist()
-        for turn in range(1 + int(count[row] + of_branch[row]))
-    ]
-    taken = np.asarray(line.is_taken)
-    found = [np.asarray(x)[taken].tolist() for x in (line.row, line.turn, line.depth)]
-    assert list(zip(*found, strict=True)) == expected and taken.sum() == len(expected) <= room
-    is_branch, slots = np.asarray(line.is_branch), np.asarray(line.slots)
-    for place, (row, turn, _) in enumerate(expected):
-        assert int(line.place[row, turn]) == place
-        assert is_branch[place] == (turn > count[row]) and slots[place] == start[row] + turn
 
 
 def test_a_run_goes_on_while_its_match_grows():

@@ -9,34 +9,23 @@ from fakes import SPLITS, subject
 
 
 @pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
-def test_reslicing_equals_device_put(which):
-    """Every pair of layouts, there and back, chunk by chunk; the old leaves are gone."""
+def test_resharding_equals_device_put_and_sends_what_the_devices_lack(which):
+    """Every pair of layouts, there and back, chunk by chunk; the old leaves are gone. Going up nothing
+    is sent; going down, what the new shards hold and the old ones do not."""
     one = subject(*which)
     engine = one.engine
     for source, target in permutations(engine.layouts.values(), 2):
         engine.set_weights(one.weights(source), source)
-        old = jax.tree.leaves(engine.params)
-        engine.reshard(target)
+        old, before = jax.tree.leaves(engine.params), bytes_held(engine.params)
+        sent, _ = engine.reshard(target)
+        is_up, after = target.split.tp > source.split.tp, bytes_held(engine.params)
+        assert sent == (0 if is_up else after - before)
         assert engine.layout is target
         assert_same_shards(engine.params, one.weights(target))
         kept = {id(leaf) for leaf in jax.tree.leaves(engine.params)}
         assert all(leaf.is_deleted() for leaf in old if id(leaf) not in kept)
         engine.reshard(source)
         assert_same_shards(engine.params, one.weights(source))
-        engine.release_weights()
-
-
-@pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
-def test_a_reslice_sends_what_the_devices_lack(which):
-    """Nothing going up; going down, what the new shards hold and the old ones do not."""
-    one = subject(*which)
-    engine = one.engine
-    for source, target in permutations(engine.layouts.values(), 2):
-        engine.set_weights(one.weights(source), source)
-        before = bytes_held(engine.params)
-        sent, _ = engine.reshard(target)
-        after = bytes_held(engine.params)
-        assert sent == (0 if target.split.tp > source.split.tp else after - before)
         engine.release_weights()
 
 
