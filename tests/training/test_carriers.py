@@ -154,18 +154,6 @@ def test_hosts_without_the_policy_are_sent_the_weights_once(target: str):
     assert 0.9 * weights < sent[1] <= 1.05 * weights
 
 
-def test_shards_are_copied_inside_a_process_as_jax_does_it():
-    ours, theirs = chain(slice(4, 8)), chain(slice(0, 4))
-    for split, layout in ours.items():
-        shardings = theirs[split].param_shardings(POLICY)
-        sent = jax.device_put(host_weights(), layout.param_shardings(POLICY))
-        leaves, structure = jax.tree.flatten(sent)
-        there = copied_inside(leaves, jax.tree.leaves(shardings))
-        received = jax.tree.unflatten(structure, there)
-        assert_same_bits(received, host_weights())
-        assert jax.tree.map(lambda x: x.sharding, received) == shardings
-
-
 def test_devices_that_received_a_wider_shard_drop_the_rest_without_a_collective():
     ours, theirs = chain(slice(6, 8)), chain(slice(0, 4))
     trainer = make_trainer(

@@ -147,38 +147,6 @@ def test_neither_padding_nor_the_rows_of_a_micro_batch_change_anything():
         np.testing.assert_allclose(sums[name], wanted_sums[name], rtol=1e-5)
 
 
-def test_a_micro_batch_counts_as_its_tokens_in_the_loss_weigh():
-    """Twice with half of the weight is once with all of it."""
-    (micro,) = packed(WIDE)
-    wanted, sums = gradient(1.0, [micro])
-    half = replace(micro, weights=micro.weights / 2)
-    got, twice = gradient(1.0, [half, half])
-    assert_close(got, wanted)
-    assert update_of(1.0).summary([twice]) == pytest.approx(update_of(1.0).summary([sums]))
-
-
-def learned(coefficient: float) -> dict[str, float]:
-    """Metrics of the last of 20 steps on the same examples."""
-    update, micro_batches = update_of(coefficient), packed(WIDE)
-    state, apply = update.init(weights()), jax.jit(update.apply_step)
-    sums: Any = {}
-    for _ in range(20):
-        grads, sums = gradient(coefficient, micro_batches, state.params)
-        state, _, _ = apply(state, grads)
-    return update.summary([sums])
-
-
-def test_the_loss_evens_the_load_out():
-    before = update_of(0.0).summary([gradient(0.0, packed(WIDE))[1]])
-    without, with_loss = learned(0.0), learned(1.0)
-    assert with_loss["router_aux_loss"] < 2.05
-    assert with_loss["expert_load_max"] < 0.8 * min(
-        before["expert_load_max"], without["expert_load_max"]
-    )
-    assert with_loss["dead_experts"] == 0
-    assert with_loss["loss"] < before["loss"]
-
-
 def test_the_update_has_the_coefficient_of_the_option():
     """0 in reinforcement learning and 0.001 in supervised fine-tuning, or what is given."""
 

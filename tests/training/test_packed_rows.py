@@ -187,12 +187,3 @@ def test_prompts_are_shared_where_this_saves_micro_batches():
     assert [m.tokens.shape for m in shared.mini_batches[0]] == [(2, 48)]
     assert shared.padding_efficiency == 2 * (20 + 5 + 3 * 6) / 96
     assert len(apart.mini_batches[0]) > 1
-
-
-def test_several_examples_share_a_row():
-    stop = FinishReason.STOP
-    batch = batch_of([(3, [(5, stop)] * 4), (7, [(9, stop)] * 4)], np.random.default_rng(0))
-    rows = {(at.micro, at.row) for at in batch.places}
-    assert len(rows) < len(batch.places) == MOST
-    assert max(micro.responses.max() for micro in batch.mini_batches[0]) > 1
-    assert batch.padding_efficiency > 0.9

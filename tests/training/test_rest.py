@@ -1,6 +1,5 @@
 """Roles that wait in the host's memory between their stages: where they are, and what that changes."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +24,6 @@ from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.batches.train_batch import TrainBatch
-from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.reader import Reader
 from pat_jax.training.rest import fetched, moved
 from pat_jax.training.roles import Roles
@@ -124,19 +122,6 @@ def test_moments_of_a_role_that_rests_may_still_come_for_steps_alone(staying: Tr
     assert_trees_all_equal(*ends)
     held, all_of_it = shard_bytes(trainer.held), shard_bytes(staying.held)
     assert all_of_it - held == 2 * shard_bytes(staying.abstract_params)
-
-
-@pytest.mark.slow  # `test_state_placement.py` resumes
-def test_a_resumed_role_begins_where_it_rests(resting, tmp_path: Path):
-    trainer = resting[STATE]
-    whole = jax.device_get(updated_at_rest(trainer, at_rest(trainer), 4))
-    half = updated_at_rest(trainer, at_rest(trainer), 2)
-    with Checkpointer(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(2, {"train": half}, {})
-        checkpoints.wait()
-        _, found, _ = checkpoints.restore({"train": trainer.abstract_state})
-    assert memories(found["train"]) == {HOST_MEMORY}
-    assert_trees_all_equal(jax.device_get(updated_at_rest(trainer, found["train"], 2)), whole)
 
 
 def updated_at_rest(trainer: Trainer, state: Any, steps: int):

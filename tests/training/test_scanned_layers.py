@@ -3,11 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
-from chex import assert_trees_all_close
-from trainers import CHAIN, CONFIG, make_trainer, micro_batches, weights_of
+from trainers import CHAIN, CONFIG
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.compute import Compute
@@ -16,31 +13,9 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.programs.programs import Key
 from pat_jax.training.build import functions_of, scans_layers
 
 POLICY = Policy.from_config(replace(CONFIG, num_layers=2))
-
-
-def gradients(*, scan_layers: bool) -> Any:
-    """Of two micro-batches, with their metrics, on devices that split rows and weights."""
-    trainer = make_trainer(CHAIN["dp4tp2"], policy=POLICY, scan_layers=scan_layers)
-    params = jax.device_put(weights_of(POLICY), trainer.shardings)
-    grads, sums = trainer["zero_gradients"](params), trainer["zero_sums"]()
-    for micro in micro_batches():
-        key = Key("grad", trainer.layout.split, *micro.tokens.shape)
-        grads, sums = trainer.programs[key](trainer.trained.frozen, params, micro, grads, sums)
-    assert jax.tree.map(lambda x: x.sharding, grads) == trainer.shardings
-    return jax.device_get((grads, sums))
-
-
-@pytest.mark.slow  # `test_layer_loop.py` compares their gradients
-def test_a_loop_gives_the_update_of_layers_one_by_one():
-    (wanted, wanted_sums), (grads, sums) = (gradients(scan_layers=scan) for scan in (False, True))
-    assert_trees_all_close(sums, wanted_sums, rtol=1e-5, atol=1e-6)
-    for expected, got in zip(jax.tree.leaves(wanted), jax.tree.leaves(grads), strict=True):
-        assert np.abs(expected).max() > 0
-        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_auto_is_a_loop_where_compilers_take_long():

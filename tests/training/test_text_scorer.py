@@ -15,7 +15,6 @@ from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import shapes
-from pat_jax.rl.batches.scored import to_scored_batch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.text_scorer import TextScorer
@@ -75,17 +74,3 @@ def test_a_text_may_fill_a_row_to_its_end():
     assert whole == pytest.approx(score([text])[0], abs=1e-5) and whole != shorter
     with pytest.raises(ValueError, match="65"):
         score([np.resize(text, 65)])
-
-
-def test_each_text_is_a_response_of_its_last_token():
-    texts = [np.arange(1, n + 1) for n in (3, 5, 4, 1)]
-    batch = to_scored_batch(texts, [(1, 8), (2, 8)])
-    (micro_batches,) = batch.mini_batches
-    assert sum(micro.mask.sum() for micro in micro_batches) == len(texts)
-    for text, at in zip(texts, batch.places, strict=True):
-        micro = micro_batches[at.micro]
-        assert at.targets.stop == at.targets.start + 1
-        own = slice(at.targets.stop - len(text), at.targets.stop)
-        np.testing.assert_array_equal(micro.tokens[at.row, own], text)
-        np.testing.assert_array_equal(micro.positions[at.row, own], np.arange(len(text)))
-    assert batch.padding_efficiency == 13 / 16

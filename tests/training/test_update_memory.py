@@ -1,6 +1,5 @@
 """The update's memory, predicted from its compiled programs."""
 
-import logging
 import math
 from pathlib import Path
 
@@ -99,14 +98,6 @@ def test_what_would_help_most_is_said_first():
     assert advised(step, "--optimizer.moment_dtype", "bfloat16") == OF_STATE[2:]
     assert advised(state, "--optimizer.offload", "true")[0] == OF_STATE[1]
     assert advised(state, "--lora.rank", "8") == OF_ROWS
-
-
-def test_little_room_is_said(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "pat_jax.training.update_memory")
-    check_update([Stage("large", GIB, 3 * GIB)], 4.1 * GIB, OPTIONS)
-    assert "takes 4 GiB of a device's 4.1 GiB" in caplog.messages[-1]
-    check_update([Stage("large", GIB, 3 * GIB)], 5 * GIB, OPTIONS)
-    assert caplog.messages[-1].startswith("memory of the update, its largest program: large: 4 GiB")
 
 
 def test_a_state_without_room_is_refused_before_anything_is_compiled(trainer: Trainer):
