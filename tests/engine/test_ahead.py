@@ -202,39 +202,3 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
     ]
     report = checked(small, requests, ahead)
     assert ahead[:6] == ["launch", "collect"] * 3 and report.preempted == 0
-
-
-@pytest.mark.slow  # compiles an engine of its own
-def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
-    """A request has said enough, and its logits become NaN in the burst that is on its way."""
-    requests = [Request((3, 4, 5 + i), sequence_key(14, i), 26, ignore_eos=True) for i in range(16)]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    texts = [
-        [*request.tokens, *done.tokens.tolist()]
-        for request, done in zip(requests, expected, strict=True)
-    ]
-    # A token that one of them says for the first time in the second burst, and few others at all.
-    ended, token = min(
-        (
-            (i, token)
-            for i, text in enumerate(texts)
-            for token in text[3 + 8 : 3 + 15]
-            if text.index(token) >= 3 + 8
-        ),
-        key=lambda which: sum(which[1] in text for text in texts),
-    )
-    kept = [i for i, text in enumerate(texts) if token not in text]
-    assert len(kept) >= 8
-
-    ahead.clear()
-    found, _ = generate(
-        scarce_pages(),
-        requests,
-        FixedLayout(DP2),
-        damaged(token),
-        should_stop=lambda i, tokens: i == ended and len(tokens) >= 5,
-    )
-    assert ahead[:2] == ["launch", "collect"]
-    assert [*requests[ended].tokens, *found[ended].tokens.tolist()] == texts[ended][: 3 + 8]
-    assert not any(found[i].error for i in kept)
-    check([requests[i] for i in kept], [expected[i] for i in kept], [found[i] for i in kept])

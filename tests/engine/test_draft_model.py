@@ -21,9 +21,7 @@ from generated_drafts import (
 from restless import Restless
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
-from pat_jax.common.hosts.together import ProcessGroup
-from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
-from pat_jax.engine.device_executor import Digest
+from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import Step
@@ -102,30 +100,6 @@ def test_it_has_pages_for_bursts_that_are_dispatched_behind_others(monkeypatch):
     monkeypatch.setattr(one.engine, "runs_ahead", True)
     planner = replace(one.adaptive((1, 2, 1), "mixed", 16), num_draft_tokens=3)
     assert accepted(check(one, planner)) > 0.85
-
-
-def test_what_its_cache_holds_is_compared(monkeypatch):
-    """By all processes, before each burst: one that had forgotten what was said would be named."""
-    one, told = subject(0.0), []
-    monkeypatch.setattr(ProcessGroup, "compare", lambda self, name, value: told[-1].append(value))
-    pause = DraftCache.pause
-
-    def forgetting(self: DraftCache) -> None:
-        pause(self)
-        self.known[:] = 0
-
-    for forgets in (False, False, True):
-        told.append([])
-        with monkeypatch.context() as patch:
-            if forgets:
-                patch.setattr(DraftCache, "pause", forgetting)
-            one.run(requests()[:8], replace(one.static(1), num_draft_tokens=3))
-    known, again, forgot = told
-    assert known == again
-    first, second = next((a, b) for a, b in zip(known, forgot, strict=True) if a != b)
-    assert isinstance(first, Digest)
-    names = [name for name in Digest._fields if getattr(first, name) != getattr(second, name)]
-    assert names == ["drafts"]
 
 
 def test_a_model_that_says_other_things_changes_none():

@@ -11,7 +11,6 @@ import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
 from generated_drafts import accepted, check, requests, with_share_of_the_last
-from two_devices import DP2, generate, reading_pages
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.early_exit import EarlyExit
@@ -19,10 +18,6 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
-from pat_jax.models.policy import Policy
-from pat_jax.planning.draft_counts import DraftResult
-from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import Update
@@ -83,30 +78,6 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
         assert warmup.measured.decode_table == known.decode_table
         assert warmup.measured.verify_table == (known.verify_table if is_kept else {})
         assert warmup.measured.drafts_from == "the first layer"
-
-
-@pytest.mark.slow  # on copies of the cache bursts ahead are those of `test_speculation.py`
-def test_bursts_are_dispatched_ahead_on_pages():
-    one = reading_pages(drafts=DRAFTS, policy=Policy.from_config(MODELS["kv2"]))
-    expected, plain = generate(one, requests(), FixedLayout(DP2))
-    found, report = generate(one, requests(), FixedLayout(DP2, num_draft_tokens=3))
-    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]
-    assert np.mean(same) > 0.9 and report.accepted > 30
-    assert report.decode_steps < plain.decode_steps
-
-
-def test_what_is_right_is_learned(monkeypatch):
-    one, outcomes = subject(0.0), []
-    monkeypatch.setattr(FixedLayout, "observe", lambda self, outcome: outcomes.append(outcome))
-    _, report = one.run(requests(), replace(one.static(1), num_draft_tokens=3))
-    known = Acceptance.unseen(is_generated=True)
-    assert known.tokens(3, 3, 1) == pytest.approx(1 + 0.6 + 0.36 + 0.216)
-    seen = [outcome for outcome in outcomes if isinstance(outcome, DraftResult)]
-    assert sum(one.verified for one in seen) == report.drafted
-    for drafted in seen:
-        known = known.observed(drafted)
-    assert known.tokens(3, 3, 1) > 3
-    assert known.tokens(0, 3, 1) == 1
 
 
 def test_a_head_learns_what_its_policy_says():

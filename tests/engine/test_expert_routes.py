@@ -25,7 +25,6 @@ from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
-from pat_jax.models import experts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
@@ -170,34 +169,6 @@ def test_what_is_computed_again_has_the_experts_it_had(monkeypatch: pytest.Monke
     wrong, _ = one.run(requests, one.adaptive((8, 1), "recompute", len(requests)))
     total = one.compared(requests, static, wrong)
     assert total.unexplained > 0 and total.max_logprob_difference > 1e-3
-
-
-@pytest.mark.slow  # `test_experts.py` has the layer
-def test_rows_that_are_not_live_have_no_expert(monkeypatch: pytest.MonkeyPatch):
-    """Of sixteen rows one is live, and of a page that is prefilled the tokens of one prompt."""
-    counts, compute = list[tuple[int, int]](), experts._compute  # tokens of a row, with experts
-
-    def counted(rows: Any, *args: Any, **options: Any) -> Any:
-        def note(chosen: np.ndarray) -> None:
-            counts.append((chosen.shape[1], int((chosen >= 0).any(axis=-1).sum())))
-
-        jax.debug.callback(note, rows[1])
-        return compute(rows, *args, **options)
-
-    monkeypatch.setattr(experts, "_compute", counted)
-    # Of a width of its own: no other test has programs of it.
-    config = replace(EXPERTS["mixtral"], experts=ExpertsConfig(4, 2, 24))
-    settings = Settings(min_rows=16, min_length=64, prefill_blocks=2)
-    one = Subject(config, settings, num_devices=1, is_compiled=False)
-    request = Request(tuple(range(3, 14)), sequence_key(0), 6, ignore_eos=True)
-    (done,), _ = one.run([request], one.static(1))
-    jax.effects_barrier()
-    assert len(done.tokens) == 6
-    decoded = [live for length, live in counts if length == 1]
-    prefilled = [live for length, live in counts if length == settings.page_size]
-    layers = config.num_layers
-    assert set(decoded) <= {0, 1} and sum(decoded) == 6 * layers
-    assert sum(prefilled) == 10 * layers  # all tokens of the prompt but the last
 
 
 class TestJudge:

@@ -9,7 +9,6 @@ from iterations import Iterations
 from restless import Restless
 
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL, Split
@@ -107,24 +106,3 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
     assert warm.generator.lengths is learned
     # Prompt 2 of the held-out ones is another; in between the transfer was checked.
     assert asked == [{0, 1, 2, 3}, {None}, {None}]
-
-
-def test_the_profile_covers_what_a_rollout_runs(warm):
-    """Every table of the latency model: all layouts, all pairs, all buckets, no zeros."""
-    latency, buckets = warm.latency, warm.engine.specs.buckets
-    assert set(latency.decode_table) == {
-        (split, rows, length)
-        for split in LAYOUTS
-        for rows in buckets.rows[split]
-        for length in buckets.lengths
-    }
-    pairs = {(a, b) for a in LAYOUTS for b in LAYOUTS if a != b}
-    assert set(latency.reshard_table) == pairs
-    within = {(split, split, ROUNDS[0]) for split in LAYOUTS if split.dp > 1}
-    between = {(*pair, kind) for pair in pairs for kind in ROUNDS}
-    assert set(latency.migrate_table) == between | within
-    assert set(latency.prefill_table) == {
-        (s, length) for s in LAYOUTS for length in buckets.lengths
-    }
-    tables = (latency.decode_table, latency.reshard_table, latency.migrate_table)
-    assert all(0 < seconds < 60 for table in tables for seconds in table.values())

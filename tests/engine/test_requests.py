@@ -8,7 +8,7 @@ from compilations import counted_compilations
 from fakes import SETTINGS, subject
 
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from tests.lossless import EOS_IDS, make_requests
 
 SUBJECT, LENGTH = "kv2", 40
@@ -93,3 +93,29 @@ def test_options_of_every_kind_compile_nothing():
         for i in range(len(each)):
             generate(*each[i:], path=PATH)
     assert events == []
+
+
+# --- what it may ask for --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("temperature", [-1, 1e-9, float("nan"), float("inf"), "hot", True, None]),
+        ("top_k", [-1, 2.5, 2**31, "5"]),
+        ("top_p", [0, -0.1, 1.5, float("nan")]),
+        ("min_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0, -1, 1e9]),
+        ("presence_penalty", [float("inf"), "1"]),
+        ("min_tokens", [-1, 0.5]),
+        ("stop_token_ids", [3, [3], (-1,), (1.0,), tuple(range(MAX_STOP_IDS + 1))]),
+        ("logprobs", [-1, True]),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_in_one_sentence(field, bad):
+    for value in bad:
+        with pytest.raises(ValueError) as caught:
+            Sampling(**{field: value})
+        message = str(caught.value)
+        assert message.startswith(f"{field} is {value!r}: expected ")
+        assert message.endswith(".") and "\n" not in message

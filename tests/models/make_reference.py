@@ -1,4 +1,4 @@
-"""Makes the reference checkpoints and logits of test_reference.py with transformers and PyTorch.
+"""Makes the reference checkpoints and logits of test_scalar_head.py with transformers and PyTorch.
 
     python tests/models/make_reference.py [directory]
 

@@ -15,21 +15,19 @@ import pytest
 from safetensors.numpy import load_file
 
 from pat_jax.models.checkpoints.hf_export import export
-from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.policy import Policy
 from tests.lossless import EXPERTS, lively_params
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
-from make_reference import logits  # noqa: E402 - they import torch
+from both_sides import our_logits, ours_of, their_logits  # noqa: E402 - they import torch
 from transformers import NemotronHConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (  # noqa: E402
     Qwen3MoeExperts,
     Qwen3MoeTopKRouter,
 )
-
-TOKENS: Any = np.random.default_rng(2).integers(0, 61, (2, 50))
 
 
 def latent_form(config: Qwen3MoeConfig, latent_dim: int) -> NemotronHMoE:
@@ -98,12 +96,7 @@ def test_logits_are_those_of_the_parts_of_transformers(tmp_path):
     policy = Policy.from_config(EXPERTS["bigmac"])
     export(tmp_path / "out", policy, jax.device_put(lively_params(policy)), jnp.float32)
     assert policy.config.experts is not None
-    latent_dim = policy.config.experts.latent_dim
-    expected = logits(theirs(tmp_path / "out", latent_dim), torch.from_numpy(TOKENS)).numpy()
-
-    params = load_params(tmp_path / "out", policy, None, jnp.float32)
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    model = policy.bind(params)
-    ours = np.asarray(model.logits(model(TOKENS, positions).hidden))[..., :61]
+    expected = their_logits(theirs(tmp_path / "out", policy.config.experts.latent_dim))
+    ours = our_logits(*ours_of(tmp_path / "out"))
     assert np.ptp(expected) > 1
     np.testing.assert_allclose(ours, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from arrays import assert_same_bits
 
-from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
@@ -18,6 +17,7 @@ from pat_jax.models.transformer import values as our_values
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 peft = pytest.importorskip("peft", reason="needs the `parity` extra")
 
+from both_sides import ours_of  # noqa: E402
 from make_reference import build, padded_tokens, values  # noqa: E402 - they import torch
 from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
@@ -52,8 +52,7 @@ def assert_close(ours: np.ndarray, model: Any) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_peft_loads_our_adapter_and_gives_its_values(tmp_path: Path, family: str, head: str):
     build(f"{family}-{head}").save_pretrained(tmp_path / "base")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "base")
     lora = Lora.of(policy, rank=3, alpha=8.0, targets=["all-linear"])
     rng = np.random.default_rng(1)
     learned = jax.tree.map(
@@ -94,8 +93,7 @@ def test_an_adapter_that_peft_has_trained_is_read(tmp_path: Path, head: str, tar
             if parameter.requires_grad:
                 parameter += 0.2 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path / "adapter")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "base")
     lora = read_adapter(tmp_path / "adapter", policy)
     learned = load_adapter(tmp_path / "adapter", lora)
     assert_close(computed(policy, lora.attach(params, learned), head), theirs)

@@ -78,35 +78,23 @@ def test_a_head_over_the_vocabulary_beside_it_does_not_matter(tmp_path: Path):
 
 HEAD, LAYER = np.ones((1, 32), np.float32), np.ones((32, 32), np.float32)
 # The files are parts of the model by their names: what is in them is why they are not read.
-NOT_PLAIN: list[tuple[str, dict[str, Arrays], list[str]]] = [
-    ("of two layers", {"head.safetensors": {"v.0.weight": LAYER, "v.2.weight": HEAD}}, ["v.0.w"]),
-    ("with a bias", {"head.safetensors": {"v.weight": HEAD, "v.bias": HEAD[0, :1]}}, ["v.bias"]),
-    (
-        "of two",
-        {f"{x}.safetensors": {"v.w.weight": HEAD} for x in ("head", "score")},
-        ["v.w"],
-    ),
-    ("two", {"head.safetensors": {"v.weight": HEAD, "w.weight": HEAD}}, ["v.weight", "w.weight"]),
-    (
-        "of another version",
-        {"head.safetensors": {"model.norm.weight": HEAD[0], SCORE: HEAD}},
-        ["head.s"],
-    ),
-    (
-        "of another shape",
-        {"head.safetensors": {"v.weight": LAYER}},
-        ["v.weight", "[32, 32]", "head.s"],
-    ),
-]
+NOT_PLAIN: dict[str, tuple[dict[str, Arrays], list[str]]] = {
+    "of two layers": ({"head": {"v.0.weight": LAYER, "v.2.weight": HEAD}}, ["v.0.w"]),
+    "with a bias": ({"head": {"v.weight": HEAD, "v.bias": HEAD[0, :1]}}, ["v.bias"]),
+    "of two": ({stem: {"v.w.weight": HEAD} for stem in ("head", "score")}, ["v.w"]),
+    "two": ({"head": {"v.weight": HEAD, "w.weight": HEAD}}, ["v.weight", "w.weight"]),
+    "of another version": ({"head": {"model.norm.weight": HEAD[0], SCORE: HEAD}}, ["head.s"]),
+    "of another shape": ({"head": {"v.weight": LAYER}}, ["v.weight", "[32, 32]", "head.s"]),
+}
 
 
-@pytest.mark.parametrize("files, names", [x[1:] for x in NOT_PLAIN], ids=[x[0] for x in NOT_PLAIN])
+@pytest.mark.parametrize("files, names", NOT_PLAIN.values(), ids=NOT_PLAIN)
 def test_what_may_be_another_head_is_named(tmp_path: Path, files, names):
     _, tensors = saved(tmp_path / "rm")
     del tensors[SCORE]
     beside(tmp_path / "rm", WEIGHTS, tensors)
-    for name, content in files.items():
-        beside(tmp_path / "rm", name, content)
+    for stem, content in files.items():
+        beside(tmp_path / "rm", f"{stem}.safetensors", content)
     message = refusal(tmp_path / "rm")
     assert message.startswith(f": tensor '{SCORE}' is in none") and all(x in message for x in names)
 

@@ -8,40 +8,18 @@ import numpy as np
 import pytest
 
 from pat_jax.models.checkpoints.hf_export import export
-from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.experts import NO_TOKEN
-from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm import balance
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
-from make_reference import build, logits  # noqa: E402 - they import torch
+from both_sides import TOKENS, our_logits, ours_of, their_logits  # noqa: E402 - they import torch
+from make_reference import build  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 
-CASES = (
-    "llama",
-    "llama-tied",
-    "qwen2",
-    "qwen2-tied",
-    "qwen3",
-    "qwen3-tied",
-    "qwen3_moe",
-    "qwen3_moe-tied",
-    "mixtral",
-    "mixtral-tied",
-)
-TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
-
-
-def our_logits(policy, params):
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    model = policy.bind(params)
-    return np.asarray(model.logits(model(TOKENS, positions)[0]))[..., : policy.config.vocab_size]
-
-
-def their_logits(model):
-    return logits(model.float().eval(), torch.from_numpy(TOKENS)).numpy()
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
+CASES = [f"{family}{tied}" for family in FAMILIES for tied in ("", "-tied")]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -50,8 +28,7 @@ def test_an_export_of_ours_gives_its_logits_in_transformers(tmp_path, case, dtyp
     """Weights go out in `dtype`; both sides then compute in float32 from what was written."""
     source = build(case)
     source.save_pretrained(tmp_path / "source")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "source"))
-    params = load_params(tmp_path / "source", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "source")
     export(tmp_path / "out", policy, params, dtype, max_shard_bytes=20_000)
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -73,9 +50,8 @@ def test_experts_are_in_the_layers_that_transformers_has_them_in(tmp_path):
     fields = source.config.to_dict() | {"num_hidden_layers": 7, "decoder_sparse_step": 3}
     wider = type(source)(type(source.config).from_dict(fields | {"mlp_only_layers": [0, 5]}))
     wider.save_pretrained(tmp_path / "source")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "source"))
+    policy, params = ours_of(tmp_path / "source")
     assert policy.config.sparse_layers == (2,)
-    params = load_params(tmp_path / "source", policy, None, jnp.float32)
     export(tmp_path / "out", policy, params, jnp.float32)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     expected = wider.state_dict()
@@ -88,8 +64,7 @@ def test_the_balance_loss_of_a_layer_is_that_of_transformers(tmp_path, case):
     """Over real tokens, by the routers' logits of each model."""
     source = build(case).float().eval()
     source.save_pretrained(tmp_path)
-    policy = Policy.from_config(check_checkpoint(tmp_path))
-    params = load_params(tmp_path, policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path)
     experts, is_real = policy.config.experts, np.arange(50) < np.array([[50], [29]])
     assert experts is not None
     with torch.no_grad():
@@ -108,12 +83,14 @@ def test_the_balance_loss_of_a_layer_is_that_of_transformers(tmp_path, case):
     assert float(ours) == pytest.approx(np.mean(of_layers), rel=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+OF_HEADS = [f"{family}-{head}" for family in FAMILIES for head in ("sequence", "token")]
+
+
+@pytest.mark.parametrize("case", [*CASES, *OF_HEADS])
 def test_the_exported_configuration_says_what_the_source_said(tmp_path, case):
     source = build(case)
     source.save_pretrained(tmp_path / "source")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "source"))
-    params = load_params(tmp_path / "source", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "source")
     export(tmp_path / "out", policy, params, jnp.bfloat16, tmp_path / "source")
     ours, theirs = AutoConfig.from_pretrained(tmp_path / "out").to_dict(), source.config.to_dict()
     assert ours.pop("dtype") == "bfloat16"

@@ -197,23 +197,13 @@ def test_one_of_experts_is_of_another_model_than_one_without(tmp_path: Path):
     refused(tmp_path / "moe", POLICY, words)
 
 
+BEGUN = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 NO_EFFECT = (
-    *(
-        {"init_lora_weights": x}
-        for x in (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-    ),
-    {
-        "corda_config": {"corda_method": "kpm"},
-        "eva_config": {"rho": 2.0},
-        "loftq_config": {"bits": 4},
-    },
+    *({"init_lora_weights": way} for way in BEGUN),
+    {"corda_config": {"corda_method": "kpm"}, "eva_config": {"rho": 2.0}, "loftq_config": {"b": 4}},
     {"qalora_group_size": 32, "megatron_core": "megatron.core", "lora_dropout": 0.1},
     {"alora_invocation_tokens": None, "rank_pattern": None, "layers_to_transform": []},
-    {
-        "task_type": None,
-        "ensure_weight_tying": True,
-        "runtime_config": {"ephemeral_gpu_offload": True},
-    },
+    {"task_type": None, "ensure_weight_tying": True, "runtime_config": {"ephemeral": True}},
     {"a_variant_of_next_year": None, "its_group_size": 16, "its_name": "default"},
 )
 
@@ -355,18 +345,12 @@ def renamed(part: str, other: str) -> Callable[[dict[str, np.ndarray]], None]:
         (more("base_model.model.lm_head.weight"), "whole weights are not implemented"),
         (more("base_model.model.model.embed_tokens.lora_embedding_A"), "embed_tokens or lm_head"),
         (more("base_model.model.model.embed_tokens.lora_A.weight"), "embed_tokens or lm_head"),
-        (
-            more("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"),
-            "added tokens",
-        ),
+        (more("base_model.model.model.embed_tokens.trainable_tokens_delta"), "added tokens"),
         (more(f"base_model.model.{QUERY_0}.lora_magnitude_vector"), "lora_magnitude_vector"),
         (more(f"base_model.model.{QUERY_0}.lora_A.default.weight"), "with and without '.default'"),
         (more(f"base_model.model.{QUERY_0.replace('q_', 'k_')}.lora_A.weight"), "has tensors of"),
         (renamed(".weight", ".mine.weight"), "lora_A.mine.weight"),
-        (
-            more("base_model.model.v_head.summary.weight"),
-            "'base_model.model.v_head.summary.weight'",
-        ),
+        (more("base_model.model.v_head.summary.weight"), "'base_model.model.v_head.summary.weight"),
         (more(f"{QUERY_0}.lora_A.weight"), "with and without '.default' or 'base_model.model.'"),
         (fewer("layers.1."), "'target_modules'"),
         (fewer("layers.1.self_attn.o_proj.lora_B"), "o_proj.lora_B.weight' is missing"),

@@ -11,34 +11,22 @@ import pytest
 from arrays import assert_same_bits
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.checkpoints.peft_config import KNOWN_FIELDS
 from pat_jax.models.checkpoints.peft_tensors import PREFIX, to_stored, wrapper
 from pat_jax.models.lora import Lora
-from pat_jax.models.policy import Params, Policy
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 peft = pytest.importorskip("peft", reason="needs the `parity` extra")
 
-from make_reference import build, logits  # noqa: E402 - they import torch
+from both_sides import TOKENS, our_logits, ours_of, their_logits  # noqa: E402 - they import torch
+from make_reference import build  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 # PEFT 0.21 asks transformers 5 under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 CASES = ("llama", "qwen2", "qwen3-tied", "qwen3_moe", "mixtral")
 TARGETS = (["all-linear"], ["q_proj", "v_proj"], ["mlp.down_proj", "layers.0.self_attn.o_proj"])
-TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
-
-
-def our_logits(policy: Policy, params: Params) -> np.ndarray:
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    model = policy.bind(params)
-    return np.asarray(model.logits(model(TOKENS, positions)[0]))[..., : policy.config.vocab_size]
-
-
-def their_logits(model: torch.nn.Module) -> np.ndarray:
-    return logits(model.float().eval(), torch.from_numpy(TOKENS)).numpy()
 
 
 @pytest.fixture(params=CASES)
@@ -51,8 +39,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_peft_loads_our_adapter_and_gives_its_logits(
     base: Path, tmp_path: Path, targets: list[str]
 ):
-    policy = Policy.from_config(check_checkpoint(base))
-    params = load_params(base, policy, None, jnp.float32)
+    policy, params = ours_of(base)
     if policy.config.experts is not None:  # beside which no MLP has an adapter
         targets = [target for target in targets if not target.startswith("mlp")]
     lora, rng = Lora.of(policy, rank=3, alpha=8.0, targets=targets), np.random.default_rng(1)
@@ -120,8 +107,7 @@ def test_peft_gives_logits_and_gradients_of_our_adapters_of_experts(
 ):
     """Reads them, learns as we do, and writes them as they were."""
     build(name).save_pretrained(base := tmp_path / "base")
-    policy = Policy.from_config(check_checkpoint(base))
-    params = load_params(base, policy, None, jnp.float32)
+    policy, params = ours_of(base)
     lora = Lora.of(policy, rank=3, alpha=8.0, targets=["v_proj", *OF_EXPERTS])
     lora = dataclasses.replace(lora, doubles_gate_up=doubles_gate_up)
     rng = np.random.default_rng(1)
@@ -176,8 +162,7 @@ def test_adapters_of_a_mixture_that_peft_has_trained_are_read(
     tmp_path: Path, name: str, fields: dict[str, Any], kinds: int, doubles_gate_up: bool
 ):
     build(name).save_pretrained(base := tmp_path / "base")
-    policy = Policy.from_config(check_checkpoint(base))
-    params = load_params(base, policy, None, jnp.float32)
+    policy, params = ours_of(base)
     trained_adapter(base, tmp_path / "adapter", **fields)
     expected = their_logits(loaded(base, tmp_path / "adapter"))
     lora = read_adapter(tmp_path / "adapter", policy)
@@ -207,8 +192,7 @@ def test_adapters_load_in_both_alike(tmp_path: Path, fields: dict[str, Any]):
     before = their_logits(plain)
     expected = their_logits(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter"))
     assert np.abs(expected - before).max() > 0.01
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "base")
     lora = read_adapter(tmp_path / "adapter", policy)
     assert (lora.rank, lora.alpha) == (4, 7.0)
     ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
@@ -221,8 +205,7 @@ def test_adapters_that_change_their_base_are_refused_until_peft_has_made_them_pl
     tmp_path: Path, init: str
 ):
     build("llama").save_pretrained(tmp_path / "base")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    policy, params = ours_of(tmp_path / "base")
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, lora_alpha=7, init_lora_weights=init, task_type="CAUSAL_LM")
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)

@@ -24,14 +24,7 @@ from pat_jax.models.presets import preset
 from pat_jax.models.transformer import values
 
 REFERENCE = Path(__file__).parent / "reference"
-CASES = (
-    "llama-sequence",
-    "llama-token",
-    "qwen2-sequence",
-    "qwen2-token",
-    "qwen3-sequence",
-    "qwen3-token",
-)
+CASES = [f"{x}-{head}" for x in ("llama", "qwen2", "qwen3") for head in ("sequence", "token")]
 PAD = 60  # of the recorded tokens
 WEIGHTS = "model.safetensors"
 
@@ -205,6 +198,24 @@ def test_tensors_that_disagree_with_the_configuration_are_refused(tmp_path, kind
         load_params(directory, Policy.from_config(SAVED[kind]), None, jnp.float32)
 
 
-def test_a_head_over_the_vocabulary_has_no_bias():
-    with pytest.raises(ValueError, match="head='vocab' has no bias"):
-        replace(CAUSAL, head_bias=True)
+# --- heads over the vocabulary, by the same recorded checkpoints ----------------------------------
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
+LOGITS = [f"{family}{tied}" for family in FAMILIES for tied in ("", "-tied")]
+
+
+@pytest.mark.parametrize("case", LOGITS)
+def test_logits_equal_transformers(case):
+    config = check_checkpoint(REFERENCE / case)
+    policy = Policy.from_config(config)
+    params = load_params(REFERENCE / case, policy, None, jnp.float32)
+    expected = load_file(REFERENCE / case / "expected.safetensors")
+    tokens = jnp.asarray(expected["tokens"])
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+    model = policy.bind(params)
+    logits = np.asarray(model.logits(model(tokens, positions).hidden))[..., : config.vocab_size]
+
+    assert np.ptp(expected["logits"]) > 1, "the reference is too flat to tell models apart"
+    largest = np.abs(expected["logits"]).max()
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-5 * largest, rtol=0)

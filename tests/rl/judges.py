@@ -3,10 +3,11 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, SupportsIndex
 
+from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 
@@ -66,11 +67,15 @@ def lengths(question: dict[str, Any]) -> Answer:
 
 
 def begin(
-    scorer: RewardScorer, prompts: list[str], completions: list[str]
+    scorer: RewardScorer,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    order: Sequence[int] | None = None,
+    kept: KeptScores | None = None,
 ) -> Scoring[SupportsIndex]:
-    """All responses, which have ended."""
+    """All responses, which have ended in this order."""
     told = [Response(prompt, text, {}) for prompt, text in zip(prompts, completions, strict=True)]
-    scoring = scorer.begin(prompts, told.__getitem__)
-    for row in range(len(told)):
+    scoring = scorer.begin(prompts, told.__getitem__, kept)
+    for row in order or range(len(told)):
         scoring.add(row, row)
     return scoring

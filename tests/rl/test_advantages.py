@@ -1,9 +1,16 @@
+"""Advantages of groups, and what is done to rewards before: formulas in float64 and brute force."""
+
+import json
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.rl.algorithm.advantages import group_advantages, has_signal
+from pat_jax.rl.algorithm.gdpo import gdpo_advantages
+from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
+from pat_jax.rl.algorithm.reward_variance import with_more_variance
 
 REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 
@@ -52,3 +59,143 @@ def test_a_group_of_one_reward_or_of_none_has_no_signal():
 def test_an_infinite_reward_is_named():
     with pytest.raises(ValueError, match="the reward of sample 0 of group 1 is inf"):
         group_advantages(np.array([[1, 0], [np.inf, 0]]))
+
+
+# --- what is done to rewards before ---------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+DRAWN = RNG.normal(3.0, 2.0, (4, 6))
+ENDED = np.ones(DRAWN.shape, bool)
+
+
+# --- running normalisation, clip, missing end ----------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), max_size=5), st.floats(-1e3, 1e3), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_moments_of_parts_are_those_of_all(sizes, level, seed):
+    parts = [level + np.random.default_rng(seed + i).normal(size=n) for i, n in enumerate(sizes)]
+    moments = RewardMoments()
+    for part in parts:
+        moments = moments.after(np.append(part, np.nan))
+    seen = np.concatenate([*parts, []])
+    assert moments.count == len(seen)
+    if len(seen):
+        np.testing.assert_allclose(moments.mean, seen.mean(), rtol=1e-9, atol=1e-9)
+    if len(seen) > 1:
+        np.testing.assert_allclose(moments.deviation, seen.std(ddof=1), rtol=1e-6)
+        expected = (DRAWN - seen.mean()) / (seen.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(moments.normalized(DRAWN), expected, rtol=1e-5, atol=1e-8)
+    assert RewardMoments.from_json(json.loads(json.dumps(moments.to_json()))) == moments
+
+
+def test_the_penalty_of_a_missing_end_is_not_clipped_away():
+    rewards, has_end = np.array([9.0, -9.0, np.nan, 0.5]), np.array([True, False, False, False])
+    found = shaped_rewards(rewards, has_end, clip=(-5.0, 4.0), missing_eos_penalty=1.5)
+    np.testing.assert_array_equal(found, [4.0, -6.5, np.nan, -1.0])
+
+
+def test_rewards_are_normalised_before_they_are_clipped():
+    moments = RewardMoments().after(DRAWN)
+    found = shaped_rewards(DRAWN, ENDED, moments=moments, clip=(-1.0, 1.0))
+    expected = np.clip((DRAWN - DRAWN.mean()) / DRAWN.std(ddof=1), -1, 1)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(found).max() == 1
+    np.testing.assert_array_equal(shaped_rewards(DRAWN, ENDED), DRAWN)
+
+
+# --- each reward normalised on its own (GDPO) ----------------------------------------------------
+
+SCORES = np.stack([RNG.normal(size=(4, 6)), 100 * RNG.normal(size=(4, 6)), RNG.random((4, 6))])
+
+
+def gdpo(scores: np.ndarray, weights: list[float]) -> np.ndarray:
+    """arXiv 2601.05242, number by number."""
+    total = np.zeros(scores.shape[1:])
+    for weight, of_function in zip(weights, scores, strict=True):
+        for g, group in enumerate(of_function):
+            mean, std = np.mean(group), np.std(group, ddof=1)
+            total[g] += [weight * (x - mean) / std for x in group]
+    return (total - total.mean()) / total.std(ddof=1)
+
+
+def test_gdpo_is_the_papers():
+    weights = [1.0, 0.5, 2.0]
+    found = gdpo_advantages(SCORES, weights)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, gdpo(SCORES, weights), atol=1e-5)
+    np.testing.assert_allclose([found.mean(), found.std(ddof=1)], [0, 1], atol=1e-6)
+
+
+def test_gdpo_leaves_out_what_has_no_score():
+    """A function of weight 0, one that does not apply to a response, one without signal."""
+    scores = SCORES.copy()
+    scores[0, 0, 0], scores[:2, 1, 2], scores[1, 3] = np.nan, np.nan, 0.1
+    found = gdpo_advantages(scores, [1.0, 1.0, 0.0])
+    assert np.argwhere(np.isnan(found)).tolist() == [[1, 2]]
+    by_function = [group_advantages(each).astype(np.float64) for each in scores[:2]]
+    assert not by_function[1][3].any()
+    total = np.nansum(by_function, axis=0)
+    total[1, 2] = np.nan
+    expected = (total - np.nanmean(total)) / np.nanstd(total, ddof=1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+# --- more variance -------------------------------------------------------------------------------
+
+
+def brute_force(rewards, weights, low: float, high: float) -> float:
+    """The largest Σ p z² over the corners of what is allowed, for different rewards.
+
+    A corner has M, then one number in between, then m, over the rewards sorted downwards."""
+    order = np.argsort(-rewards)
+    p = (weights / weights.sum())[order]
+    mean, best = p @ rewards[order], -np.inf
+    for i in range(len(p) + 1):
+        for j in range(i, len(p) + 1):
+            z = np.where(np.arange(len(p)) < i, high, low)
+            missing, middle = mean - p @ z, p[i:j].sum()
+            if j > i:
+                z[i:j] += missing / middle
+            if abs(p @ z - mean) < 1e-9 and z.min() > low - 1e-9 and z.max() < high + 1e-9:
+                best = max(best, p @ z**2)
+    return best
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=200)
+def test_no_rewards_of_the_same_mean_and_order_have_more_variance(rewards, is_bounded, seed):
+    rewards, rng = np.array(rewards), np.random.default_rng(seed)
+    weights = rng.uniform(0.1, 1.0, len(rewards))
+    bounds = (-0.5, 1.2) if is_bounded else None
+    (found,) = with_more_variance(rewards[None], bounds, weights[None])
+    low, high = bounds or (rewards.min(), rewards.max())
+    p = weights / weights.sum()
+    np.testing.assert_allclose(p @ found, p @ rewards, atol=1e-9)
+    assert low - 1e-9 <= found.min() and found.max() <= high + 1e-9
+    assert (np.diff(found[np.argsort(rewards)]) >= -1e-12).all()
+    np.testing.assert_allclose(p @ found**2, brute_force(rewards, weights, low, high), atol=1e-9)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=2, max_size=8))
+def test_equal_rewards_stay_equal_and_the_mean_stays(rewards):
+    rewards = np.array(rewards)
+    (found,) = with_more_variance(rewards[None], (0.0, 1.0))
+    assert all(len(set(found[rewards == x])) == 1 for x in rewards)
+    np.testing.assert_allclose(found.mean(), rewards.mean(), atol=1e-12)
+    assert found.var() >= rewards.var() - 1e-12
+
+
+def test_a_response_without_a_reward_counts_nowhere():
+    rewards = np.array([[0.9, np.nan, 0.6, 0.1], [np.nan] * 4])
+    found = with_more_variance(rewards, (0.0, 1.0))
+    np.testing.assert_allclose(found, [[1.0, np.nan, 0.6, 0.0], [np.nan] * 4], atol=1e-12)
+
+
+def test_a_reward_outside_of_the_bounds_is_named():
+    with pytest.raises(ValueError, match=r"a reward of group 1 is 1\.5; expected .* from 0 to 1"):
+        with_more_variance(np.array([[0.0, 1.0], [0.0, 1.5]]), (0.0, 1.0))

@@ -87,10 +87,3 @@ def test_k3_alone_has_the_gradient_of_the_kl_the_other_way_round():
         np.testing.assert_allclose(gradient, gradient_of_kl(p, q, is_reversed=True), atol=2e-6)
         found.append(cosine(gradient, gradient_of_kl(p, q)))
     assert found[1] < 0.9 < 0.98 < found[0]
-
-
-def test_the_ratio_is_the_default_where_k3_is_in_the_loss():
-    logits = drawn(2.0)
-    assert penalty(logits, is_on_policy=True)[2].tolist() == (
-        penalty(logits, is_on_policy=True, use_bias_correction_kl=True)[2].tolist()
-    )

@@ -43,13 +43,10 @@ REFUSED = {
         ([EXAMPLE, {**EXAMPLE, "completion": 7}], "row 2, field 'completion', is 7: expected text"),
         ([EXAMPLE, {**EXAMPLE, "prompt": " "}], "row 2, field 'prompt'.*text that is not empty"),
         ([EXAMPLE, {"prompt": "a"}], "row 2, has no field 'completion', which other rows have"),
-        (
-            [EXAMPLE, {**EXAMPLE, "completion": [user("b")]}],
-            "row 2, field 'completion'.* a first message of the assist",
-        ),
+        ([EXAMPLE, {**EXAMPLE, "completion": [user("b")]}], "row 2, .* a first message of the as"),
         (
             [EXAMPLE, {**EXAMPLE, "prompt": [assistant("a")]}],
-            "row 2, field 'prompt'.* that the assistant answers",
+            "row 2, .* that the assistant answers",
         ),
         ([EXAMPLE, {**EXAMPLE, "prompt": []}], "row 2, field 'prompt'.*chat messages"),
         ([EXAMPLE, {**EXAMPLE, "prompt": "a\ud800"}], "expected whole characters"),
@@ -61,10 +58,7 @@ REFUSED = {
     "reward_model": [
         ([EXAMPLE], "prompt, completion: expected chosen and rejected"),
         ([PAIR, {"prompt": "a", "chosen": "b"}], "row 2, has no field 'rejected'"),
-        (
-            [PAIR, {**PAIR, "rejected": None}],
-            "row 2, field 'rejected', is None: .*text that is not",
-        ),
+        ([PAIR, {**PAIR, "rejected": None}], "row 2, field 'rejected', is None: .*that is not em"),
         ([PAIR, {**PAIR, "rejected": " "}], "row 2, field 'rejected', is ' ': .*that is not empty"),
         ([PAIR, {**PAIR, "chosen": 3}], "row 2, field 'chosen', is 3.* or a list of chat messages"),
         ([PAIR, {**PAIR, "rejected": "b"}], "row 2, field 'rejected', is 'b'.*nothing is learned"),

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judges import begin
 from tokenizer_files import BOS, write_tokenizer
 from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
-from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.responses import Response, response_reader
-from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
+from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.shares import Alone
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.text.scored_text import check_template, scored_tokens
@@ -72,26 +72,6 @@ def scorer_of(
     model = RewardModel(SPEC, tokenizer, score, max_length=max_length)
     specs = SPEC, *others
     return RewardScorer(*specs, weights=weights, timeout=30.0, models={SPEC: model})
-
-
-def begin(
-    scorer: RewardScorer,
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    order: Sequence[int] | None = None,
-    kept: KeptScores | None = None,
-) -> Scoring[int]:
-    """All responses, which have ended in this order."""
-    pairs = zip(prompts, answers, strict=True)
-    told = [Response(prompt, answer, {}) for prompt, answer in pairs]
-
-    def read(row: int) -> Response:
-        return told[row]
-
-    scoring = scorer.begin(prompts, read, kept)
-    for row in order or range(len(told)):
-        scoring.add(row, row)
-    return scoring
 
 
 # --- what it reads ---------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_files import BOS, write_tokenizer
-from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import processors
 from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
@@ -101,19 +99,6 @@ def test_a_sequence_has_one_beginning_token(tmp_path, template, adds_it: bool):
         expected = {None: of_text, CONTENTS: bare}.get(template, begun)
         assert tokenizer.encode_text(text) == of_text
         assert tokenizer.encode_prompt(text) == expected
-
-
-def test_several_tokens_that_begin_a_sequence_stand_there_once(tmp_path):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>")
-    whole = RustTokenizer.from_file(str(directory / "tokenizer.json"))
-    whole.post_processor = processors.TemplateProcessing(
-        single="<im> <bos> $A", special_tokens=[("<im>", IM), ("<bos>", BOS)]
-    )
-    whole.save(str(directory / "tokenizer.json"))
-    tokenizer = HuggingFaceTokenizer(directory)
-    for text in ("the", "<im><bos>the"):
-        assert tokenizer.encode_text(text) == [IM, BOS, *tokenizer.encode("the")]
-    assert tokenizer.encode_text("<bos>the") == [IM, BOS, BOS, *tokenizer.encode("the")]
 
 
 def test_special_tokens_are_left_out_of_texts_or_kept(tmp_path):

@@ -24,38 +24,21 @@ from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
 
 DEFAULTS = {x.name: x.default for x in fields(GRPOConfig)}
+KL_ALONE, BY_SEQUENCE = {"use_bias_correction_kl": False}, {"loss_aggregation": "sequence"}
+TRUNCATE = {"rollout_correction": "token_truncate"}
+GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+GSPO |= {"epsilon_low": 3e-4, "epsilon_high": 4e-4}
 # Ours by name, with what is not as the name says; TRL's options that are not its defaults.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "as it is": ("grpo", {"delta": 0.0}, {}),
-    "KL alone": (
-        "grpo",
-        {"delta": 0.0, "use_bias_correction_kl": False},
-        {"use_bias_correction_kl": False},
-    ),
+    "KL alone": ("grpo", {"delta": 0.0} | KL_ALONE, KL_ALONE),
     "grpo": ("grpo", {}, {"loss_type": "dapo", "delta": 3.0}),
-    "grpo of the paper": (
-        "grpo",
-        {"loss_aggregation": "sequence", "delta": 0.0},
-        {"loss_type": "grpo"},
-    ),
+    "grpo of the paper": ("grpo", BY_SEQUENCE | {"delta": 0.0}, {"loss_type": "grpo"}),
     "dr_grpo": ("dr_grpo", {}, {"loss_type": "dr_grpo", "delta": 3.0}),
     "dapo": ("dapo", {}, {"loss_type": "dapo", "delta": 3.0, "epsilon_high": 0.28}),
-    "gspo": (
-        "gspo",
-        {},
-        {
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon_low": 3e-4,
-            "epsilon_high": 4e-4,
-        },
-    ),
+    "gspo": ("gspo", {}, GSPO),
     "cispo": ("cispo", {}, {"loss_type": "cispo", "epsilon_high": 5.0}),
-    "token_truncate": (
-        "grpo",
-        {"rollout_correction": "token_truncate"},
-        {"loss_type": "dapo", "delta": 3.0, "use_vllm": True},
-    ),
+    "token_truncate": ("grpo", TRUNCATE, {"loss_type": "dapo", "delta": 3.0, "use_vllm": True}),
     "rloo": ("rloo", {}, {}),
 }
 

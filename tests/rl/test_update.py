@@ -218,16 +218,3 @@ def test_grpo_on_demonstrations_is_the_cross_entropy():
     assert min(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
     for ours, theirs in (("cross_entropy", "loss"), ("entropy", "entropy")):
         np.testing.assert_allclose(sums[ours], wanted_sums[theirs], rtol=1e-5)
-
-
-def test_updates_share_their_passes_where_all_but_the_optimizer_is_equal():
-    update = make_update()
-    other = make_update(PolicyLoss(is_on_policy=True), learning_rate=0.5)
-    assert update != other and update.has_passes_of(other) and other.has_passes_of(update)
-    predictors = [
-        dataclasses.replace(update.predictor, **change)
-        for change in ({"temperature": 0.5}, {"logit_tokens": 8})
-    ]
-    changes = [{"loss": PolicyLoss()}, *({"predictor": one} for one in predictors)]
-    for change in changes:
-        assert not update.has_passes_of(dataclasses.replace(other, **change))

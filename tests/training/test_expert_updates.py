@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import TINY
 
-from pat_jax.config.command_line import parse
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.layout.chain import layout_chain
@@ -329,21 +327,3 @@ def test_replay_brings_trainer_and_rollout_together_in_bfloat16():
     (flips,) = replay.flips(replay.params)
     assert 0 < flips < 0.2
     assert without >= 3 * with_replay
-
-
-@pytest.mark.parametrize("is_replayed", [True, False])
-def test_replay_is_an_option(is_replayed: bool):
-    """Without it recorded experts change nothing of what is computed, and are only counted."""
-    option = "--algorithm.router_replay", str(is_replayed).lower()
-    config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *option])
-    update = tabled_roles(config, POLICY, SINGLE, []).policy.updates[REINFORCED]
-    forward, micro = jax.jit(update.predictor.model.forward), made_up()
-    of_tokens = micro.tokens, micro.positions
-    assert micro.routes is not None
-    hidden, beside = forward(weights(), *of_tokens, micro.routes)
-    chosen, none = forward(weights(), *of_tokens, np.full_like(micro.routes, NOT_RECORDED))
-    is_recorded = (micro.routes >= 0).any(axis=(2, 3))
-    assert (np.asarray(beside[ROUTE_FLIPS])[is_recorded] > 0).mean() > 0.8
-    assert not np.asarray(none[ROUTE_FLIPS]).any()
-    is_same = (np.asarray(hidden) == np.asarray(chosen)).all(axis=-1)
-    assert is_same[is_recorded].mean() < 0.05 if is_replayed else is_same.all()

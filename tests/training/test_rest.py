@@ -1,5 +1,6 @@
 """Roles that wait in the host's memory between their stages: where they are, and what that changes."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,18 +18,24 @@ from trainers import (
     made_up_batch,
     make_trainer,
     started,
+    updated,
 )
 
 from pat_jax.common.devices import HOST_MEMORY
+from pat_jax.common.errors import UserError
+from pat_jax.common.rules import OptionError
+from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.reader import Reader
 from pat_jax.training.rest import fetched, moved
 from pat_jax.training.roles import Roles
+from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import REINFORCED, Trainer
-from pat_jax.training.update_memory import update_stages
+from pat_jax.training.update_memory import check_state, update_stages
 
 LAYOUT = CHAIN["dp4tp2"]
 STATE, MOMENTS = "state", "moments"
@@ -49,6 +56,11 @@ def staying() -> Trainer:
 @pytest.fixture(scope="module")
 def resting() -> dict[str, Trainer]:
     return {rests: trainer_of(rests=rests) for rests in (MOMENTS, STATE)}
+
+
+@pytest.fixture(scope="module")
+def offloaded() -> Trainer:
+    return trainer_of(is_offloaded=True)
 
 
 def reader_of(trainer: Trainer, *, rests: bool) -> Reader:
@@ -188,3 +200,68 @@ def test_buffers_of_two_arrays_are_not_freed():
     with fetched(there, {"x": long}) as here:
         assert here["x"] is not there["x"]
     np.testing.assert_array_equal(moved(there, {"x": long})["x"], np.arange(8.0).reshape(4, 2))
+
+
+# --- moments that rest there between steps alone --------------------------------------------------
+
+
+def test_moments_rest_on_the_host_after_every_step(offloaded: Trainer):
+    state = started(offloaded)
+    for _ in range(3):
+        assert memories(state.opt_state) == {HOST_MEMORY}
+        assert memories(state.params) == {"device"}
+        state, _ = updated(offloaded, state)
+
+
+def test_steps_are_those_of_moments_on_devices(offloaded: Trainer, staying: Trainer):
+    both = offloaded, staying
+    ends = [jax.device_get(updated(each, started(each), steps=3)[0]) for each in both]
+    assert_trees_all_equal(*ends)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), ends[0].params, host_weights())
+    assert min(jax.tree.leaves(moved)) > 0
+
+
+def test_they_are_not_counted_as_the_devices(offloaded: Trainer, staying: Trainer):
+    moments = 2 * shard_bytes(staying.abstract_params)
+    counters = 2 * 4  # of AdamW's state, on every device
+    assert shard_bytes(staying.abstract_state.opt_state) == moments + counters
+    assert shard_bytes(staying.resident) - shard_bytes(offloaded.resident) == moments
+    for each in (staying, offloaded):
+        compile_named(each, "grad", "apply")
+    held = [
+        {stage.name: stage.held for stage in update_stages(Roles(t))} for t in (staying, offloaded)
+    ]
+    step = "the optimizer's step"
+    assert held[0].pop(step) == held[1].pop(step)  # they are fetched for it
+    assert held[0] == {name: each + moments for name, each in held[1].items()} != {}
+
+
+def test_a_limit_that_a_step_has_no_room_in_is_refused(offloaded: Trainer):
+    one = shard_bytes(offloaded.abstract_params)
+    need = 4 * one + 2 * 4 + 4  # parameters, gradients, two moments; counters of the state
+    check_state(Roles(offloaded), need)
+    with pytest.raises(UserError, match=r"gradients .*, moments in a step "):
+        check_state(Roles(offloaded), need - 1)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(offloaded: Trainer, tmp_path: Path):
+    whole = jax.device_get(updated(offloaded, started(offloaded), steps=4)[0])
+    half, _ = updated(offloaded, started(offloaded), steps=2)
+    with Checkpointer(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(2, {"train": half}, {})
+        checkpoints.wait()
+        _, found, _ = checkpoints.restore({"train": offloaded.abstract_state})
+    assert memories(found["train"].opt_state) == {HOST_MEMORY}
+    assert_trees_all_equal(updated(offloaded, found["train"], steps=2)[0], whole)
+
+
+def test_devices_without_such_memory_are_refused(monkeypatch: pytest.MonkeyPatch):
+    config, devices = OptimizerConfig(offload=True), jax.devices()
+    check_offload(config, devices)
+    module = "pat_jax.training.state_placement.has_host_memory"
+    monkeypatch.setattr(module, lambda devices: False)
+    check_offload(OptimizerConfig(), devices)
+    with pytest.raises(
+        OptionError, match=r"optimizer\.offload is True: expected false on devices of"
+    ):
+        check_offload(config, devices)

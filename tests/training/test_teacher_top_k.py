@@ -1,6 +1,7 @@
-"""Updates towards a teacher's likeliest tokens: those of plain gradients, in every layout."""
+"""Updates towards a teacher's likeliest tokens: those of plain gradients, in every layout; what they send."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import pytest
 from chex import assert_trees_all_close
 from trainers import CHAIN, CONFIG, LENGTH, POLICY, ROWS, SINGLE, host_weights, micro_batches
 
+from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
-from pat_jax.models.policy import Params
+from pat_jax.layout.mesh import factored_mesh
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
@@ -123,3 +127,43 @@ def test_a_sharded_vocabulary_is_not_gathered(program: str):
     vocab = CONFIG.padded_vocab_size
     gathered = [shape for shape in GATHERS.findall(hlo) if re.search(rf",{vocab}[\],]", shape)]
     assert not gathered, gathered
+
+
+# --- what is sent for the logits: the head and its gradient once, whatever the number of chunks ---
+
+WIDE = preset("tiny", vocab_size=1000)  # no other weight has a dimension like it
+WIDE_POLICY = Policy.from_config(WIDE)
+
+SENDS = re.compile(r" = (.*?) (?:all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(")
+
+
+def sent(hlo: str) -> Iterator[tuple[bool, str]]:
+    """Of each collective: whether it is outside of all loops and calls, and its result's shape."""
+    is_entry = False
+    for line in hlo.splitlines():
+        if line.endswith("{") and "->" in line:
+            is_entry = line.startswith("ENTRY")
+        elif found := SENDS.search(line):
+            yield is_entry, found[1]
+
+
+@pytest.mark.parametrize(
+    "split", [pytest.param(Split(8, 1), marks=pytest.mark.slow), Split(4, 2)], ids=str
+)
+def test_the_head_is_gathered_once(split: Split):
+    layout = layout_chain(factored_mesh(jax.devices()), WIDE)[0][split]
+    model = model_functions(WIDE_POLICY, layout, jnp.float32)
+    predictor = Predictor(model, WIDE.vocab_size, logit_tokens=16)
+    update = Update(predictor, optax.sgd(1.0), PolicyLoss())
+    trainer = Trainer(
+        TrainableParams(WIDE_POLICY, layout),
+        update,
+        Receivers(jnp.float32, {split: layout}),
+        micro_shapes=[(8, 64)],
+    )
+    hlo = trainer.programs.lower(Key("grad", split, 8, 64)).compile().as_text() or ""
+    vocab = WIDE.padded_vocab_size // split.tp
+    shape = re.compile(rf"\[(?:{vocab},{WIDE.embed_dim}|{WIDE.embed_dim},{vocab})\]")
+    heads = [is_entry for is_entry, shapes in sent(hlo) if shape.search(shapes)]
+    assert heads and all(heads), heads
+    assert "while(" in hlo  # there are several chunks
