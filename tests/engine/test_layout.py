@@ -22,7 +22,7 @@ from pat_jax.models.presets import PRESETS
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.run.setup import build
+from pat_jax.run.start.setup import build
 
 CONFIG = ModelConfig("llama", 61, 16, 32, 1, 8, 8, 4, vocab_multiple=8)
 

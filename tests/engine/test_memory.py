@@ -18,11 +18,11 @@ from runs import TINY
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.early_exit import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
+from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit

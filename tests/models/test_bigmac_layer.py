@@ -20,7 +20,6 @@ from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.experts import Experts
-from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.parameters import Keys
 from pat_jax.models.partition import Whole

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.layers import FEW_TOKENS, linear
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
