@@ -26,6 +26,7 @@ from pat_jax.layout.backend import Backend
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.experts import NOT_RECORDED
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -169,6 +170,36 @@ def test_what_is_computed_again_has_the_experts_it_had(monkeypatch: pytest.Monke
     wrong, _ = one.run(requests, one.adaptive((8, 1), "recompute", len(requests)))
     total = one.compared(requests, static, wrong)
     assert total.unexplained > 0 and total.max_logprob_difference > 1e-3
+
+
+def test_what_had_pages_of_another_prompt_is_computed_again_by_their_experts():
+    """Of two prompts that begin with the same four tokens the second never computed those."""
+    prompts, shape = [(3, 4, 5, 6, 7, 8), (3, 4, 5, 6, 9, 9, 9)], (2, 2)
+    routes = Routes(prompts, np.array([0, 1]), shape)
+
+    def call(i: int, start: int, length: int) -> PrefillCall:
+        return PrefillCall(*(np.array([[x]], np.int32) for x in (i, start, length)))
+
+    def of(*tokens: int) -> np.ndarray:
+        """Made up from each token; those behind the last have others, which nobody may read."""
+        every = np.array([*tokens, *[99] * (4 - len(tokens))])
+        return np.broadcast_to(every[:, None, None], (4, *shape)).astype(np.int16)
+
+    for at, tokens in (
+        (call(0, 0, 4), (3, 4, 5, 6)),
+        (call(0, 4, 1), (7,)),
+        (call(1, 4, 2), (9, 9)),
+    ):
+        assert (routes.recorded(at, 4) == NOT_RECORDED).all()
+        routes.computed(at, jnp.asarray(of(*tokens))[None])
+        routes.settle()
+    assert (routes.recorded(call(1, 0, 4), 4) == NOT_RECORDED).all()  # it has not begun
+    routes.add(1, of(9, 11)[:2])
+    np.testing.assert_array_equal(routes.recorded(call(1, 0, 4), 4)[0], of(3, 4, 5, 6))
+    again = routes.recorded(call(1, 4, 4), 4)[0]
+    np.testing.assert_array_equal(again[:, 0, 0], [9, 9, 9, 11])
+    np.testing.assert_array_equal(routes.whole(1)[:, 1, 1], [3, 4, 5, 6, 9, 9, 9, 11])
+    np.testing.assert_array_equal(routes.whole(0)[:, 0, 0], [3, 4, 5, 6, 7])
 
 
 class TestJudge:

@@ -4,9 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from arrays import assert_same_bits
 from fakes import FakeDevice
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from trainers import CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.layout.chain import layout_chain
@@ -15,7 +18,7 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
-from pat_jax.training.carrier import Carrier, carriers, is_whole_in_each_process
+from pat_jax.training.carrier import Carrier, carriers, copied_inside, is_whole_in_each_process
 from pat_jax.training.trainer import Trainer
 from tests.hlo_text import collectives
 
@@ -148,3 +151,28 @@ def test_devices_that_received_a_wider_shard_drop_the_rest_without_a_collective(
     key = Key("arrive", trainer.layout.split, target=Split(1, 4))
     text = trainer.programs.lower(key).compile().as_text()
     assert text is not None and "all-" not in text and "permute" not in text
+
+
+def test_shards_are_copied_inside_a_process_as_jax_does_it():
+    ours, theirs = chain(slice(4, 8)), chain(slice(0, 4))
+    for split, layout in ours.items():
+        shardings = theirs[split].param_shardings(POLICY)
+        sent = jax.device_put(host_weights(), layout.param_shardings(POLICY))
+        leaves, structure = jax.tree.flatten(sent)
+        there = copied_inside(leaves, jax.tree.leaves(shardings))
+        received = jax.tree.unflatten(structure, there)
+        assert_same_bits(received, host_weights())
+        assert jax.tree.map(lambda x: x.sharding, received) == shardings
+
+
+def test_devices_that_hold_a_shard_keep_its_buffer():
+    devices = jax.devices()
+    source = NamedSharding(Mesh(np.array(devices[:4]).reshape(2, 2), ("a", "b")), P("b"))
+    target = NamedSharding(Mesh(np.array([devices[2], devices[7]]), ("b",)), P("b"))
+    array = jax.device_put(jnp.arange(8.0), source)
+    (copied,) = copied_inside([array], [target])
+    np.testing.assert_array_equal(copied, array)
+    assert copied.sharding == target
+    before = {x.device: x.data.unsafe_buffer_pointer() for x in array.addressable_shards}
+    after = {x.device: x.data.unsafe_buffer_pointer() for x in copied.addressable_shards}
+    assert after[devices[2]] == before[devices[2]] and len(after) == 2
