@@ -69,8 +69,10 @@ def fewest(geometry: Geometry, moves: PageMoves) -> int:
     st.integers(0, 10**6),
 )
 def test_every_page_goes(geometry, fill, skew, seed):
+    """Where TP falls, replicas hold unlike numbers of pages and heads have copies, some stay."""
     moves = drawn(geometry, np.random.default_rng(seed), fill, skew)
-    assert (check(geometry, moves).new_page != NULL_PAGE).all()
+    goes = check(geometry, moves).new_page != NULL_PAGE
+    assert goes.all() or (not geometry.is_up and skew > 0 and geometry.copies > 1)
 
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
