@@ -27,7 +27,13 @@ from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
-from pat_jax.engine.sizing.memory import memory_alone, memory_model, most_at_once, shard_bytes
+from pat_jax.engine.sizing.memory import (
+    kv_bytes,
+    memory_alone,
+    memory_model,
+    most_at_once,
+    shard_bytes,
+)
 from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
@@ -269,3 +275,30 @@ def test_of_the_budgets_with_room_few_have_programs(rows: int, numbers: tuple[in
         assert len(drafts.of(rows)) == min(2, len(fitting))
     if fitting:
         assert (copied.of(rows)[-1], generated.of(rows)[0]) == (fitting[-1], fitting[0])
+
+
+def test_memory_counts_a_draft_model():
+    config = parse([*TINY, "--devices", "2", "--run_dir", "unused"]).rollout
+    policy = Policy.from_config(PRESETS["tiny"])
+    layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
+    asked = {"limit": GIB, "resident": ()}
+    plain = memory_alone(policy, layouts, config, DTYPE, **asked)
+    alone = memory_alone(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
+    before = kv_bytes(policy, layouts, config, DTYPE, **asked)
+    left = kv_bytes(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
+    assert set(map(plain.drafted, layouts)) == {0}
+    for split in layouts:
+        assert alone.held(split) - plain.held(split) == alone.drafted(split) > 0
+        assert alone.starting(split, 8, 16) - plain.starting(split, 8, 16) == alone.drafted(split)
+    least, most = sorted(map(alone.drafted, layouts))
+    assert least <= before - left <= most
+    specs = specs_of(64, 256)
+    built = memory_model(specs, config, **asked)
+    drafted = bytes_of(specs)
+    assert {
+        split: (built.draft_sources[split], built.draft_steps[split]) for split in layouts
+    } == drafted
+    # Temporaries have the tenth of a device that is left to those of all programs, and count beyond it.
+    for split, (source, steps) in drafted.items():
+        assert built.drafted(split) == source
+        assert replace(built, limit=10.0).drafted(split) == source + steps - 1

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_files import BOS, write_tokenizer
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import processors
 from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
@@ -285,3 +287,16 @@ def test_what_is_no_id_is_refused_with_its_place(tmp_path: Path, eos: object):
         message = rf"config\.json, field {where}eos_token_id, is .*: expected an integer"
         with pytest.raises(UserError, match=message):
             named_eos_ids(tmp_path)
+
+
+def test_several_tokens_that_begin_a_sequence_stand_there_once(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>")
+    whole = RustTokenizer.from_file(str(directory / "tokenizer.json"))
+    whole.post_processor = processors.TemplateProcessing(
+        single="<im> <bos> $A", special_tokens=[("<im>", IM), ("<bos>", BOS)]
+    )
+    whole.save(str(directory / "tokenizer.json"))
+    tokenizer = HuggingFaceTokenizer(directory)
+    for text in ("the", "<im><bos>the"):
+        assert tokenizer.encode_text(text) == [IM, BOS, *tokenizer.encode("the")]
+    assert tokenizer.encode_text("<bos>the") == [IM, BOS, BOS, *tokenizer.encode("the")]
