@@ -29,9 +29,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
 from pat_jax.training.passes import ROUTE_FLIPS, model_functions
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import REINFORCED
 from tests.lossless import EXPERTS, Settings, Subject, lively_params
-from tests.tabled_roles import tabled_roles
 
 # A layer is enough: compiling takes as long as there are layers.
 EIGHT = ExpertsConfig(8, 2, 16)

@@ -26,6 +26,7 @@ from trainers import (
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
 from pat_jax.config.compute import Compute
+from pat_jax.config.role_table import REFERENCE
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
@@ -37,7 +38,6 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.start.setup import build
 from pat_jax.training.build import functions_of, scans_layers
-from pat_jax.config.role_table import REFERENCE
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
 
