@@ -12,6 +12,8 @@ from pat_jax.common.html.figure import Figure
 from pat_jax.common.rules import check_context
 from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
+from pat_jax.config.critic import REWARD_MODEL
+from pat_jax.config.role_table import CRITIC, TEACHER
 from pat_jax.engine.record.plot import draw_rollout, plot_rollout
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, shape_of
 from pat_jax.models.config import Head, ModelConfig
@@ -19,7 +21,6 @@ from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
-from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.report import PlanReport
@@ -136,13 +137,17 @@ def model_of(name: str, option: str = "model", head: Head = "vocab") -> ModelCon
 def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]:
     """Returns the shapes of the roles beside the policy and its reference, by name. Raises
     UserError as `model_of` does."""
-
-    def shape(name: str, option: str) -> ModelConfig:
-        return model_of(name, option, "vocab" if option == "teacher.model" else "scalar")
-
-    critic = config.critic_model if config.has_critic else None
-    asked = {"critic": critic, "rewards": config.reward, "teacher": config.teacher.model}
-    return dict(shapes_of_roles(policy, shape, **asked))
+    others: dict[str, ModelConfig] = {}
+    scoring = [model_of(x.removeprefix(REWARD_MODEL), "reward", "scalar") for x in config.reward]
+    if config.has_critic:
+        name = config.critic_model
+        others[CRITIC] = model_of(name, "critic.model", "scalar") if name else policy
+    for number, model in enumerate(scoring, 1):
+        others[f"reward model {number}" if len(scoring) > 1 else "reward model"] = model
+    others = {name: replace(model, head="scalar") for name, model in others.items()}
+    if name := config.teacher.model:
+        others[TEACHER] = model_of(name, "teacher.model")
+    return others
 
 
 def folder_name(config: PlanConfig, now: datetime) -> str:

@@ -180,7 +180,8 @@ class TargetBuild:
 
     def roles(self, model: ModelConfig) -> Roles:
         """The models of a run of `model`, in the layout with the least TP as in every run."""
-        return roles_of(self.order, self.devices, self.layouts, self.drafter, model)
+        others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
+        return roles_of(self.order.config, others, self.devices, self.layouts, self.drafter, model)
 
     @cached_property
     def policy(self) -> Policy:

@@ -1,12 +1,11 @@
 """Builds the models of a run over devices that are not here.
 
-Knows which models an order names. Does not know which of their programs are compiled (`jobs.py`).
+Knows which models a plan names. Does not know which of their programs are compiled (`jobs.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
 from pat_jax.common.devices import Device
 from pat_jax.config.by_model import settled_dtype
@@ -26,25 +25,14 @@ from pat_jax.training.roles import Roles
 from pat_jax.training.transfer import Receivers
 
 
-class NamedModels(Protocol):
-    """An order: its options, and its models beside the policy."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def others(self) -> Mapping[str, ModelConfig]: ...
-
-    def other(self, name: str, layers: int) -> ModelConfig: ...
-
-
 @cache  # several builds of a plan have the same one
 def policy_of(model: ModelConfig) -> Policy:
     return Policy.from_config(model)
 
 
 def roles_of(
-    order: NamedModels,
+    config: RunConfig,
+    others: Mapping[str, ModelConfig],
     devices: Sequence[Device],
     layouts: dict[Split, Layout],
     drafter: Drafter,
@@ -52,18 +40,20 @@ def roles_of(
 ) -> Roles:
     """Returns the models of a run whose policy is `model`, each in its layout with the least TP.
 
-    Reward models, too, read the policy's micro-batches here."""
-    first, config = next(iter(layouts.values())), order.config
-    policy = Policy.from_config(model)
+    Reward models, too, read the policy's micro-batches here.
+
+    Args:
+      others: further models by the names of their roles.
+    """
+    first, policy = next(iter(layouts.values())), Policy.from_config(model)
     known = {role.name: role for role in role_table(config, first.platform)}
     dtype = settled_dtype(config.reward_model.dtype, first.platform, is_checkpoint=True)
     table = [known[name] for name in (POLICY, REFERENCE) if name in known]
-    table += [known.get(name) or reward_role(name, dtype) for name in order.others]
+    table += [known.get(name) or reward_role(name, dtype) for name in others]
     models: list[RoleModel] = []
     for role in table:
         layout, own = first, policy
-        if role.name in order.others:
-            shape = order.other(role.name, model.num_layers)
+        if shape := others.get(role.name):
             layout, own = least_tp(devices, shape, config.fsdp_size), policy_of(shape)
         models.append(RoleModel(role, own, layout))
     shapes = micro_shapes(config.micro_batches, first.split.dp, first.platform)
