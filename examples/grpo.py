@@ -51,9 +51,15 @@ def train(config: RunConfig) -> list[float]:
     shapes = micro_shapes(config.micro_batches, trainer.layout.split.dp, trainer.layout.platform)
 
     # The warm-up runs these programs, and the planner decides by their measured times.
-    latency = warm_up(config, setup, lambda layout: trainer.transfer(state.params, layout))
+    latency = warm_up(
+        config.profile,
+        engine,
+        setup.subject,
+        setup.profile,
+        lambda layout: trainer.transfer(state.params, layout),
+    )
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    planner = setup.scripted or cost_planner(config, setup, latency, lengths)
+    planner = setup.scripted or cost_planner(engine, latency, lengths, setup.memory)
     generator = Generator(engine, trainer, planner, config.rollout, config.seed, lengths)
 
     def worth(rollout: Rollout) -> float:

@@ -81,7 +81,7 @@ class Places:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
 
-    def describe(self, roles: Collection[PlacedRole]) -> str:
+    def describe(self, roles: Collection[str]) -> str:
         """Returns a line on the devices of these roles; empty if all have the same."""
         if self.placement.is_flat:
             return ""

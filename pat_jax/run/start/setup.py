@@ -93,8 +93,8 @@ class Setup:
     def describe_places(self) -> str:
         """Returns a line on the devices of the run's roles; empty if all have the same."""
         found = {model.role.devices for model in self.roles.models.values()}
-        scoring = {"reward"} if self.reward_models else set()
-        return self.places.describe({"rollout"} | found | scoring)
+        scoring = ["reward"] * bool(self.reward_models)
+        return self.places.describe({"rollout", *found, *scoring})
 
     def held_without_rollouts(self, reader: Reader) -> int | None:
         """Returns the bytes that models keep on a reader's devices; None if those do rollouts."""
