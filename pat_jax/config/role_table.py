@@ -106,28 +106,13 @@ def role_table(run: RunConfig, platform: str) -> Roles:
 
 
 def _learning(run: RunConfig) -> Iterator[Role]:
-    algorithm, warm_start = run.algorithm, run.warm_start
-    is_balanced = algorithm.router_aux_loss_coef > 0
-    # Moments of both optimizers have one form.
-    rate, moments = warm_start.learning_rate, run.optimizer.moment_dtype
-    before = OptimizerConfig(
-        learning_rate=rate, schedule="cosine", warmup_steps=10, moment_dtype=moments
-    )
-    trained = Trained(
-        Optimization(run.optimizer_in_use, run.policy_updates),
-        run.lora,
-        run.checkpoint.export_dir,
-        num_iterations=algorithm.num_iterations,
-        router_aux_loss_coef=algorithm.router_aux_loss_coef,
-        is_mean=algorithm.loss_aggregation != "constant" or not is_balanced,
-        supervised=Optimization(before, warm_start.steps) if warm_start.steps else None,
-    )
+    algorithm = run.algorithm
     yield Role(
         POLICY,
         run.model,
         "model",
         run.compute,
-        trained=trained,
+        trained=_training(run),
         temperature=run.rollout.temperature,
         replays_routes=algorithm.router_replay,
         # KL in the reward, and a teacher of sampled tokens, compare the policy before the update
@@ -137,7 +122,7 @@ def _learning(run: RunConfig) -> Iterator[Role]:
     if run.train and algorithm.has_critic:
         source = critic_source(run.critic.model, run.reward, run.model)
         option = "critic.model" if run.critic.model else "reward"
-        of_values = Trained(
+        trained = Trained(
             Optimization(run.critic_optimizer, run.critic_updates),
             run.critic.lora,
             run.critic.export_dir,
@@ -145,7 +130,27 @@ def _learning(run: RunConfig) -> Iterator[Role]:
             waits="state",
         )
         how = run.compute
-        yield Role(CRITIC, source, option, how, head="scalar", trained=of_values, is_read=False)
+        yield Role(CRITIC, source, option, how, head="scalar", trained=trained, is_read=False)
+
+
+def _training(run: RunConfig) -> Trained:
+    """How the policy is trained."""
+    algorithm, stage = run.algorithm, run.warm_start
+    # Moments of both optimizers have one form.
+    rate, moments = stage.learning_rate, run.optimizer.moment_dtype
+    before = OptimizerConfig(
+        learning_rate=rate, schedule="cosine", warmup_steps=10, moment_dtype=moments
+    )
+    is_constant = algorithm.loss_aggregation == "constant"
+    return Trained(
+        Optimization(run.optimizer_in_use, run.policy_updates),
+        run.lora,
+        run.checkpoint.export_dir,
+        num_iterations=algorithm.num_iterations,
+        router_aux_loss_coef=algorithm.router_aux_loss_coef,
+        is_mean=not (is_constant and algorithm.router_aux_loss_coef),
+        supervised=Optimization(before, stage.steps) if stage.steps else None,
+    )
 
 
 def _reading(run: RunConfig) -> Iterator[Role]:

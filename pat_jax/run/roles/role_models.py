@@ -87,18 +87,17 @@ def model_of(
       UserError: there is no such model, or it does not fit the policy: its tokens, its context or
         its heads.
     """
-    shape = replace(policy.policy.config, head=role.head)
+    of_policy, split = policy.policy.config, policy.layout.split
+    shape = replace(of_policy, head=role.head)
     if role.source:
-        shape = padded_for(devices, _found(role, policy, longest))
-    if role.name == TEACHER and shape.padded_vocab_size < policy.policy.config.padded_vocab_size:
+        shape = padded_for(devices, _fitting_shape(role, policy, longest))
+    if role.name == TEACHER and shape.padded_vocab_size < of_policy.padded_vocab_size:
         # Every token that the policy may sample has a logit, if only that of padding.
-        shape = replace(shape, vocab_multiple=policy.policy.config.padded_vocab_size)
-    is_policys = shape == policy.policy.config
-    own = policy.policy if is_policys else Policy.from_config(shape)
+        shape = replace(shape, vocab_multiple=of_policy.padded_vocab_size)
+    own = policy.policy if shape == of_policy else Policy.from_config(shape)
     if not role.source and set(devices) == policy.layout.devices:
         return RoleModel(role, own, policy.layout)
-    # Where the policy has as many devices, both read the same micro-batches.
-    split = policy.layout.split
+    # On as many devices as the policy has, a model splits the rows of micro-batches as it does.
     like = split if len(devices) == policy.layout.mesh.size else None
     layout = layout_of(shape, devices, DTYPES[role.compute.dtype], division, like)
     require(
@@ -110,8 +109,9 @@ def model_of(
     return RoleModel(role, own, layout)
 
 
-def _found(role: Role, policy: RoleModel, longest: int) -> ModelConfig:
-    """Returns the shape of the model in a role's files, which fits the policy."""
+def _fitting_shape(role: Role, policy: RoleModel, longest: int) -> ModelConfig:
+    """Returns the shape of the model in a role's files. Raises UserError if there is none, or if it
+    cannot read the policy's tokens."""
     shape = checkpoint_shape(role.source, role.option, head=role.head)
     if shape is None:
         raise UserError(
