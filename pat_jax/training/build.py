@@ -29,7 +29,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
+from pat_jax.rl.algorithm.predict import ModelFunctions
 from pat_jax.rl.batches.packing import MOST_SHAPES, Shape, shapes
 from pat_jax.training.passes import model_functions
 
@@ -76,29 +76,6 @@ def build_lora(config: AdapterConfig, policy: Policy) -> Lora | None:
         expected = f"{found}, as in the adapter {config.adapter!r}; leave the option out to take it"
         require(is_kept, f"lora.{name}", value, expected)
     return lora
-
-
-def predictor_of(
-    compute: Compute,
-    model: Policy,
-    layout: Layout,
-    *,
-    temperature: float = 1.0,
-    router_replay: bool = False,
-) -> Predictor:
-    """Returns what predicts values if `model` has a scalar head, else log-probabilities.
-
-    Args:
-      compute: the model's own: options of a trained model are of no other.
-      temperature: of sampling, by which log-probabilities are computed.
-      router_replay: whether the model is computed by the experts that its rollout recorded, as the
-        policy is. Routers of all other models choose their own.
-    """
-    functions = functions_of(compute, model, layout, router_replay=router_replay)
-    if model.config.head == "scalar":
-        return Predictor(functions, model.config.vocab_size)
-    tokens = logit_tokens(model, layout)
-    return Predictor(functions, model.config.vocab_size, temperature, tokens)
 
 
 def check_experts(option: str, trained: Sequence[Policy]) -> None:

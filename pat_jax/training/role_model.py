@@ -17,7 +17,7 @@ from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.packing import Shape
-from pat_jax.training.build import DTYPES, build_lora, optimizer_of, predictor_of
+from pat_jax.training.build import DTYPES, build_lora, functions_of, logit_tokens, optimizer_of
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainable_params import TrainableParams
 
@@ -44,14 +44,14 @@ class RoleModel:
 
     @cached_property
     def predictor(self) -> Predictor:
-        role = self.role
-        return predictor_of(
-            role.compute,
-            self.policy,
-            self.layout,
-            temperature=role.temperature,
-            router_replay=role.replays_routes,
-        )
+        """What predicts values if the model has a scalar head, else log-probabilities."""
+        role, model = self.role, self.policy.config
+        replays = role.replays_routes  # routers of all other models choose their own experts
+        functions = functions_of(role.compute, self.policy, self.layout, router_replay=replays)
+        if model.head == "scalar":
+            return Predictor(functions, model.vocab_size)
+        tokens = logit_tokens(self.policy, self.layout)
+        return Predictor(functions, model.vocab_size, role.temperature, tokens)
 
     def update(self, loss: Loss) -> Update:
         """Returns the update of a trained role."""

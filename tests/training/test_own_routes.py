@@ -12,8 +12,7 @@ from tabled_roles import tabled_roles
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.config.compute import Compute
-from pat_jax.config.role_table import REFERENCE, TEACHER
+from pat_jax.config.role_table import REFERENCE, TEACHER, role_table
 from pat_jax.config.run import RunConfig
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
@@ -22,10 +21,9 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.kl import estimate_kl
-from pat_jax.training.build import predictor_of
 from pat_jax.training.reader import Reader
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
-from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import POLICY
 from tests.lossless import lively_params
 
@@ -35,6 +33,7 @@ CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG
 (SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 PENALTY = ["--algorithm.beta", "0.1", "--algorithm.kl_in", "reward"]
 PPO = ["--algorithm.name", "ppo"]
+DISTILL = ["--algorithm.name", "distill", "--teacher.model", "t"]
 
 
 def config_of(*options: str) -> RunConfig:
@@ -120,24 +119,21 @@ def test_a_reference_with_adapters_of_routers_routes_by_itself():
     assert_close(found, own_logprobs(MODEL, lora.attach(base, adapters), rollouts))
 
 
-@pytest.mark.parametrize("role", [REFERENCE, TEACHER, "reward model"])
+def reader_of(name: str, layout: Layout, *options: str) -> Reader:
+    table = {role.name: role for role in role_table(config_of(*options), "cpu")}
+    return RoleModel(table[name], MODEL, layout).reader([SHAPE])
+
+
+@pytest.mark.parametrize(("role", "options"), [(REFERENCE, PENALTY), (TEACHER, DISTILL)])
 @pytest.mark.parametrize("experts", ["gathered", "exchanged"])
-def test_no_role_that_reads_has_the_policys_experts(role: str, experts: str):
-    """In a run, in its tail, and in a plan."""
-    config = config_of("--experts", experts)
-    held = TrainableParams(MODEL, CHAIN["dp4tp2"])
-    asked = config.compute if role == REFERENCE else Compute(config.compute_dtype)
-    predictor = predictor_of(asked, MODEL, held.layout, temperature=config.rollout.temperature)
-    reader = Reader(role, held, predictor, [SHAPE])
+def test_no_role_that_reads_has_the_policys_experts(role: str, options: list[str], experts: str):
+    reader = reader_of(role, CHAIN["dp4tp2"], *options, "--experts", experts)
     assert_close(column(reader, weights(1)), own_logprobs(MODEL, weights(1), recorded_rollouts()))
 
 
 def test_a_teachers_likeliest_tokens_are_of_its_own_experts():
     rollouts, params = recorded_rollouts(), weights(1)
-    config = config_of()
-    temperature = config.rollout.temperature
-    predictor = predictor_of(config.compute, MODEL, SINGLE, temperature=temperature)
-    reader = Reader("teacher", TrainableParams(MODEL, SINGLE), predictor, [SHAPE], top_k=61)
+    reader = reader_of(TEACHER, SINGLE, *DISTILL, "--teacher.top_k", "61")
     reader.take(jax.device_put(params))
     batch = reader.read(read_batch(rollouts))
     wanted = own_logprobs(MODEL, params, rollouts)
