@@ -93,11 +93,6 @@ def test_a_sentence_is_one_line_of_bounded_length(repeated: str):
     assert sentence.startswith("option --data is ") and sentence.endswith("check it.")
 
 
-def test_what_is_short_stays_as_it_is():
-    sentence = f"file {'/tmp/folder' * 20}/a.json: broken; repair it."
-    assert str(UserError(sentence)) == sentence
-
-
 @pytest.mark.parametrize("value", ["x" * 100_000, ["x"] * 100_000, "a b " * 50_000, 10**4000])
 def test_an_option_of_100_000_characters(value):
     sentence = str(OptionError("name", value, "less"))

@@ -62,10 +62,6 @@ def test_adapters_learn_ten_times_as_fast_unless_a_rate_is_given(
     assert again == config
 
 
-def test_without_arguments_it_is_the_demo():
-    assert cli.parse([]) == cli.parse(["--preset", "demo"])
-
-
 def test_the_demo_is_chosen_where_neither_model_nor_data_is_named(config_file):
     """With either, what --help says of the others holds."""
     demo, plain = cli.parse([]), RunConfig()

@@ -144,13 +144,6 @@ def test_two_with_one_number():
     assert "process 2 of 3 did not come" in fields[0]
 
 
-def test_strangers_disturb_no_roll_call(monkeypatch):
-    monkeypatch.setattr(sockets, "GREETING_S", 0.5)
-    port = free_port()
-    with visits(port, STRAYS):
-        assert called(f"localhost:{port}", [0, 1, 2], 3, 20) == [""] * 3
-
-
 @pytest.mark.parametrize("token", [b"", b"token"])
 def test_who_was_there_talks_over_the_same_connection(monkeypatch, token: bytes):
     monkeypatch.setattr(sockets, "GREETING_S", 0.5)

@@ -60,16 +60,6 @@ def test_a_first_process_that_never_decides_is_named(ended, capfd):
     assert ", while process 1 on " in generated and "waits for it at 'room on disk'" in generated
 
 
-def test_processes_that_wait_for_each_other_end(ended, capfd):
-    def do(one: ProcessGroup) -> object:
-        return one.gather("rewards", 1) if one.is_first else one.agree("a plan", lambda: 1)
-
-    with companies(2, PATIENCE_S) as found:
-        begin_in_each(found, do)
-        wait_for(lambda: len(ended) == 2)
-    assert "'a plan'" in (generated := capfd.readouterr().err) and "'rewards'" in generated
-
-
 def test_a_slow_one_that_goes_on_is_waited_for(ended, capfd, monkeypatch):
     monkeypatch.setattr(waiting, "LINE_S", 1.0)
     came: list[list[int]] = []

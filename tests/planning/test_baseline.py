@@ -80,16 +80,6 @@ class TestTail:
         rng = np.random.default_rng(5)
         assert self.doubling(rng.normal(500, 50, 4000).astype(int)) < 0.02
 
-    def test_cut_responses_in_the_tail_make_it_heavier(self):
-        rng = np.random.default_rng(6)
-        lengths = np.rint(50 * (1 - rng.random(4000)) ** -0.5).astype(int)
-        is_cut = (lengths > 150) & (rng.random(4000) < 0.5)
-        whole = Baseline.empty(10**6).plus(lengths, np.zeros(4000, bool))
-        partly = Baseline.empty(10**6).plus(lengths, is_cut)
-        longest = np.array([lengths.max(), 2 * lengths.max()])
-        ratio = [np.divide(*survival(model, longest)[::-1]) for model in (whole, partly)]
-        assert ratio[1] > ratio[0] + 0.1
-
     def test_the_longest_response_is_not_the_longest_possible(self):
         baseline = Baseline.empty(4096).plus(np.full(1000, 300), np.zeros(1000, bool))
         assert 0 < survival(baseline, np.array([400]))[0] < 1e-2

@@ -34,15 +34,6 @@ def taught(model: LatencyModel, split: Split, ratios: Sequence[float]) -> Latenc
     return model
 
 
-def test_observations_pull_one_layout_towards_what_was_seen():
-    model = taught(MODEL, DP8, [1.5] * 100)
-    for bucket in ((4, 64), (8, 128)):  # the same drift everywhere
-        assert model.decode_step(DP8, *bucket) == pytest.approx(
-            1.5 * MODEL.decode_step(DP8, *bucket), rel=1e-3
-        )
-    assert factor(MODEL) == 1.0  # values do not change
-
-
 @pytest.mark.parametrize("seen, doubt", [(0.8, 0.8), (1.0, 1.0), (1.44, 1 / 1.2)])
 def test_a_layout_not_seen_yet_gets_the_benefit_of_the_doubt(seen, doubt):
     """All of it where another was faster than profiled, half of the error where it was slower."""

@@ -47,10 +47,7 @@ def test_every_step_that_reads_what_rows_hold_is_the_latency_models(latency, row
             assert steps[i, j] == pytest.approx(latency.decode_step(split, n, length, held))
 
 
-@given(
-    st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5),
-    st.integers(1, 500),
-)
+@given(st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5), st.integers(1, 500))
 def test_every_price_is_the_latency_models(rows, context):
     fullest = np.array(rows).T
     contexts = context + 30 * np.arange(len(rows))

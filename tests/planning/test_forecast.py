@@ -4,8 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
-import pytest
-from fakes import SPLITS, make_load
+from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,14 +74,6 @@ def test_groups_that_moves_keep_even_have_as_many_as_are_live_over_their_number(
     assert (even.fullest[0, :, 0] <= as_they_are.fullest[0, :, 0]).all()
 
 
-def test_what_is_dealt_anew_is_dealt_evenly():
-    load = make_load(64, TP8, remaining_tokens=CAP)
-    now = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, :, 0]
-    np.testing.assert_allclose(now, [8, 16, 32, 64])
-    unplaced = Forecast.of(load, LENGTHS, (Split(8, 1),), None, 20).fullest[0, 0, 0]
-    assert unplaced == pytest.approx(8)
-
-
 @given(st.integers(0, 99), st.integers(2, 300), st.sampled_from([0, 1, 2, None]))
 def test_rounding_takes_no_root_of_a_negative_number(seed, running, current):
     """Replicas of a third of the sequences, and a probability a rounding above one."""
@@ -101,11 +92,3 @@ def test_rounding_takes_no_root_of_a_negative_number(seed, running, current):
     with patch.object(LengthModel, "survival", rounded):
         seen = Forecast.of(load, LENGTHS, splits, split, 20)
     assert np.isfinite(seen.fullest).all()
-
-
-@given(st.integers(1, 40_000), st.integers(1, 64))
-def test_moments_lead_from_now_to_the_horizon_finer_at_first(horizon, number):
-    edges = moment_edges(horizon, number)
-    steps = np.diff(edges)
-    assert (edges[0], edges[-1]) == (0, horizon) and (steps > 0).all()
-    assert (np.diff(steps) >= -1).all()

@@ -50,13 +50,6 @@ def test_a_decode_step_costs_what_its_bucket_costs(rows, length, seconds):
     assert MODEL.decode_step(DP2, rows, length) == seconds
 
 
-def test_layouts_have_tables_of_their_own():
-    assert MODEL.decode_step(TP2, 4, 64) == 1.5
-    assert (MODEL.reshard(DP2, TP2), MODEL.reshard(TP2, DP2)) == (10.0, 20.0)
-    with pytest.raises(KeyError):
-        MODEL.reshard(DP2, DP2)
-
-
 @pytest.mark.parametrize(
     "fullest, running, context, seconds",
     [
@@ -70,10 +63,6 @@ def test_a_migration_costs_rounds_of_all_groups_and_of_one(fullest, running, con
     assert MODEL.migrate(DP2, TP2, fullest, running, context) == seconds
 
 
-def test_a_group_splits_evenly():
-    assert MODEL.migrate(TP2, DP2, 8, 8, 16) == 4 * 7.0
-
-
 @given(st.integers(1, 40), st.integers(1, 128))
 def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     every = np.arange(rows)
@@ -83,9 +72,7 @@ def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     assert MODEL.recompute(TP2, rows, length) == pytest.approx(expected)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 128)), min_size=1, max_size=40),
-)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 128)), min_size=1, max_size=40))
 def test_prompts_cost_the_calls_that_the_engine_packs_them_into(prompts):
     """Of any lengths, in any replicas; past the last bucket a context is known to the page."""
     model = made_up_latency(
@@ -97,11 +84,6 @@ def test_prompts_cost_the_calls_that_the_engine_packs_them_into(prompts):
     calls = prefill_calls(spans, num_replicas=4, sizes=(8, 8), page_size=16)
     expected = sum(model.prefill_call(SPLITS[1], call.context) for call in calls)
     assert model.packed(SPLITS[1], replica, tokens) == pytest.approx(expected)
-
-
-def test_sequences_of_several_lengths_cost_their_tokens():
-    """As a share of rows as long as the longest."""
-    assert MODEL.recompute(TP2, 8.5, 16) == MODEL.recompute(TP2, 9, 16)
 
 
 class TestOtherBuckets:

@@ -157,9 +157,3 @@ def test_hindsight_stays_in_small_pools_too_but_not_where_weights_have_no_room()
     assert (best.start, best.switches) == (DP8, ())
     small = replace(scenario.machine, memory=make_memory(500, page=0))
     assert oracle(scenario.workload, small).start == DP4TP2
-
-
-def test_room_for_everything_changes_nothing():
-    scenario = Scenario(pages=1000)
-    pooled, free = scenario.replayed(scenario.memory), scenario.replayed(None)
-    assert (pooled.trace.layout, pooled.trace.steps) == (free.trace.layout, free.trace.steps)

@@ -66,25 +66,6 @@ def test_as_many_steps_as_all_tokens_held_fill_the_pools(pages: int):
         ).all()
 
 
-def test_fewer_at_once_and_some_computed_anew():
-    seen = forecast(32, lengths_of(CAP))
-    tight, tighter = (PoolPressure.of(seen, SPLITS, make_memory(1e9, pages=n)) for n in (66, 40))
-    late = -1
-    assert (tighter.rows[0, :, late] < tight.rows[0, :, late]).all()
-    assert (tight.rows[0, :, late] < seen.fullest[0, :, late]).all()
-    assert (tighter.steps[:, late] > tight.steps[:, late]).all()
-    assert (tighter.again[:, late] > 0).all() and not tight.again[:, 0].any()
-    # Who began first is ahead of all, but not past the longest.
-    assert (tight.context >= seen.context).all() and tight.context.max() == seen.context.max()
-
-
-def test_kv_heads_that_are_not_split_further_halve_the_pool():
-    """TP8 has the pages of TP4, for the sequences of two of its replicas."""
-    turns = PoolPressure.of(forecast(32, lengths_of(CAP)), SPLITS, make_memory(1e9, pages=40))
-    steps = turns.steps.sum(axis=1)
-    assert steps[3] > 1.8 * steps[2] and steps[2] < steps[1] < steps[0]
-
-
 def test_who_waits_for_pages_finds_some_when_the_long_ones_end():
     """Sixteen of 430 tokens fill the pools; of those that follow most are short."""
     memory, lengths = make_memory(1e9, pages=60), lengths_of(20, 20, 20, CAP)

@@ -163,13 +163,5 @@ def test_prefill_calls_of_no_size_are_refused(path: Path, name: str, size: objec
     assert f"field {name} is {size!r}, expected an integer" in refusal(path)
 
 
-@pytest.mark.parametrize("field", ["subject", "latency", "collectives", "compile_s"])
-@pytest.mark.parametrize("value", [None, 3, "x", ["x"]])
-def test_a_field_of_another_kind_is_refused(path: Path, field: str, value: object):
-    assert "not as this version writes it" in refusal(
-        edited(path, lambda content: content.update({field: value}))
-    )
-
-
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     assert "No such file" in refusal(tmp_path / "none.json")

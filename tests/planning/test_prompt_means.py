@@ -18,13 +18,6 @@ def test_the_last_rollout_counts_as_much_as_those_before():
     assert means.expected(np.array([7]), 0.0).tolist() == [27.5]
 
 
-def test_what_is_learned_of_some_leaves_the_others():
-    means = PromptMeans().updated(np.array([10, 20]), np.array([5, 6]))
-    later = means.updated(np.array([30, 1]), np.array([6, 2]))
-    assert (later.prompt.tolist(), later.mean.tolist()) == ([2, 5, 6], [1, 10, 25])
-    assert (means.prompt.tolist(), means.mean.tolist()) == ([5, 6], [10, 20])
-
-
 def test_memory_is_bounded_and_keeps_the_first(monkeypatch):
     monkeypatch.setattr(model, "MAX_PROMPTS", 3)
     means = PromptMeans().updated(np.array([1, 2]), np.array([9, 4]))

@@ -12,7 +12,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner import budget
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.refill import MOST_TURNS, horizon, mean_response
+from pat_jax.planning.planner.refill import MOST_TURNS
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split
 
@@ -62,20 +62,6 @@ def test_the_caches_of_a_queue_do_not_grow_with_time():
     steady = queued.mean_context[20:30].mean() - 10
     # The age of what lives at any moment (renewal theory); who came between two counts as younger.
     assert steady == pytest.approx((SEEN**2.0).mean() / SEEN.mean() / 2, rel=0.2)
-
-
-def test_groups_are_filled_evenly():
-    load = replace(make_load(ROWS, DP8, remaining_tokens=CAP), waiting=500)
-    seen = Forecast.of(load, LENGTHS, SPLITS, DP8, 48)
-    assert (seen.fullest[:, :, 0] == np.array([8, 16, 32, 64])).all()
-    only_one = replace(load, replica=np.zeros(ROWS, int))  # of eight
-    assert Forecast.of(only_one, LENGTHS, SPLITS, DP8, 48).fullest[0, 0, 0] == ROWS
-
-
-def test_without_a_queue_nothing_is_refilled():
-    load = make_load(ROWS, TP8, generated=30, remaining_tokens=CAP - 30)
-    assert horizon(load, LENGTHS) == CAP - 30
-    assert mean_response(load, LENGTHS) == pytest.approx(SEEN.mean(), rel=0.03)
 
 
 def test_the_layout_of_a_tail_is_left_for_a_queue():

@@ -45,19 +45,6 @@ def test_what_is_cut_is_longer_and_what_is_stopped_has_ended():
     assert share_longer(stopped.model(), 100) == pytest.approx(0, abs=0.01)
 
 
-def test_news_come_seldom_and_each_look_starts_from_the_beginning():
-    before = LengthModel.empty(CAP)
-    seen = StreamedLengths(before, 1000)
-    news = 0
-    for i in range(1000):
-        assert not seen.has_news()
-        seen.note(i, 10 + i % 7, has_ended=True)
-        news += seen.has_news()
-    assert 20 < news < 60
-    assert seen.model().to_json() == seen.model().to_json()
-    assert seen.model().baseline.at_risk[0] == 1000 and before.baseline.at_risk[0] == 0
-
-
 def test_requests_that_have_not_begun_say_nothing():
     before = LengthModel.empty(CAP)
     assert StreamedLengths(before, 5).model() is before

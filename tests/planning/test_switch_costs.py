@@ -59,11 +59,6 @@ def test_it_is_bayesian_regression(seen):
         assert costs.kv(carry) == pytest.approx(max(LEAST, 1 + common + way[carry]), rel=1e-6)
 
 
-def test_unseen_the_profile_is_believed():
-    np.testing.assert_array_equal(SwitchCosts().reshard(SPLITS, PROFILE), PROFILE)
-    assert SwitchCosts().kv("migrate") == SwitchCosts().kv("recompute") == 1.0
-
-
 def test_what_was_seen_long_ago_is_forgotten():
     costs = SwitchCosts().observed(SeenSwitch(DP8, TP8, "migrate", 0.05, 0.0, 1.0))
     believed = []
