@@ -17,12 +17,11 @@ from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 from pat_jax.run.files.folder import SAMPLES_FILE
-from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, WIDTH, Completions
+from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.samples import (
     MOST_CHARACTERS,
-    MOST_STEPS,
     Sample,
     SamplesFile,
     read_samples,
@@ -85,21 +84,6 @@ def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
-    output = [rollout("7" * 500), rollout("3", FinishReason.STOP)]
-    rewards = np.array([np.nan, 1.0], np.float32)
-    completions = Completions(TOKENIZER, tmp_path, is_asked=False)
-    lines = list(completions.samples(output, rewards, count))
-    assert len(lines) == 3 * min(count, 2)
-    assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
-    if count:
-        assert lines[0] == "  prompt    1+2="
-        assert lines[2].strip() == "no reward, 500 tokens, length"
-    if count > 1:
-        assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
-
-
 def sample(prompt: str = "1+2=", output: str = "3", **changes) -> Sample:
     return Sample(
         **{"prompt": prompt, "completion": output, "reward": 1.0, "tokens": 2} | changes,
@@ -143,13 +127,6 @@ def test_programs_read_the_samples_as_they_were(tmp_path_factory, texts):
     SamplesFile(folder, 7).add(7, shown[:1])  # as a resumed run does
     assert list(read_samples(folder).items()) == [(7, shown[:1]), (3, shown)]
     assert read_samples(folder / "none") == {}
-
-
-def test_the_newest_comes_first_and_the_oldest_go(tmp_path: Path):
-    file = SamplesFile(tmp_path, None)
-    for step in range(1, MOST_STEPS + 4):
-        file.add(step, [sample()])
-    assert steps_on(tmp_path) == list(range(MOST_STEPS + 3, 3, -1))
 
 
 def test_a_resumed_run_shows_what_it_repeats_once(tmp_path: Path):

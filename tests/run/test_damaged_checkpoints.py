@@ -159,21 +159,6 @@ def test_a_checkpoint_is_not_there_before_its_checksums_are(
     assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
 
 
-def test_what_was_moved_aside_before_stays(folder: Path):
-    aside = folder.with_name(DAMAGED)
-    for name in ("1.1", "1.2", "[x]"):  # as after some of them were taken away
-        (aside / name).mkdir(parents=True)
-        (aside / name / "kept").write_text(name)
-    for number in range(3):
-        for stray in ("1.1", "[x]"):
-            (folder / stray).write_text(f"stray {number}")
-        with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
-            checkpoints.restore(ABSTRACT)
-    assert all((aside / name / "kept").exists() for name in ("1.1", "1.2", "[x]"))
-    strays = sorted(path.read_text() for path in aside.iterdir() if path.is_file())
-    assert strays == [f"stray {number}" for number in (0, 0, 1, 1, 2, 2)]
-
-
 @pytest.mark.parametrize(
     ("name", "is_file"),
     [("30", True), ("30", False), ("latest", True), ("20 (copy)", False), ("９", True)],

@@ -25,7 +25,6 @@ from pat_jax.run.start.earlier_texts import (
     FOLDER,
     EarlierIterations,
     as_bytes,
-    describe_sources,
     earlier_iterations,
     put_bytes,
 )
@@ -134,16 +133,6 @@ def test_where_nothing_is_drafted_from_them_nothing_is_kept():
     for room, most in ((5000, 0), (0, 10_000)):
         found = earlier_iterations("somewhere", task, RolloutConfig(), text_room=room, most=most)
         assert found is None
-
-
-def test_sources_are_told_and_which_of_them_are_empty():
-    store = filled(SOME)
-    told = "1 to its prompt, 3 of earlier iterations to 2 prompts"
-    assert describe_sources(8, 2, store).endswith(told)
-    assert describe_sources(8, 2, filled([])).endswith("none of earlier iterations yet")
-    assert "none of earlier iterations (--speculation.earlier is 0)" in describe_sources(8, 2, None)
-    assert "none to its prompt (one is sampled)" in describe_sources(8, 1, store)
-    assert "own text alone" in describe_sources(0, 2, None)
 
 
 def draft_for_nothing(profile: Path) -> None:

@@ -42,44 +42,6 @@ def test_columns_are_in_the_order_of_responses_whichever_ends_first(order: list[
         np.testing.assert_equal(early.columns[name], values)
 
 
-def test_what_ends_while_a_lane_reads_is_read_together():
-    sizes, is_reading, may_end = [], threading.Event(), threading.Event()
-
-    def predict(rollouts: Sequence[Rollout]) -> Columns:
-        sizes.append(len(rollouts))
-        is_reading.set()
-        assert may_end.wait(30)
-        return sums(rollouts)
-
-    with ThreadPoolExecutor(1) as thread:
-        early = EarlyColumns([Lane(thread, predict)])
-        early.add(0, response(0))
-        assert is_reading.wait(30)
-        for index in range(1, 6):
-            early.add(index, response(index))
-        may_end.set()
-        early.wait(6)
-    assert sizes == [1, 5] and early.busy_seconds >= early.waited_seconds >= 0
-
-
-def test_responses_that_fill_nothing_wait_for_others():
-    sizes, has_read = [], threading.Event()
-
-    def predict(rollouts: Sequence[Rollout]) -> Columns:
-        sizes.append(len(rollouts))
-        has_read.set()
-        return sums(rollouts)
-
-    with ThreadPoolExecutor(1) as thread:
-        early = EarlyColumns([Lane(thread, predict, lambda some: len(some) >= 3)])
-        for index in range(3):
-            early.add(index, response(index))
-        assert has_read.wait(30)
-        early.add(3, response(3))
-        early.wait(4)
-    assert sizes == [3, 1] and len(early.columns["sums"]) == 4
-
-
 def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
     has_read = threading.Event()
 

@@ -198,19 +198,6 @@ def test_a_model_without_a_tokenizer_is_one_sentence(tasks: list[Task], tmp_path
         pat_jax.train("demo", data=ROWS_OF_SUMS, run_dir=str(tmp_path / "run"))
 
 
-def test_wherever_the_option_is_written_the_file_is_the_same():
-    rows = GivenRows()
-    ways = (
-        {"data": ROWS_OF_SUMS},
-        {"data": tuple(ROWS_OF_SUMS)},
-        {"data.files": Dataset(ROWS_OF_SUMS)},
-    )
-    (name,) = {str(rows.taken_from(options).popitem()[1]) for options in ways}
-    assert rows.taken_from({"data": {"files": ROWS_OF_SUMS}}) == {"data": {"files": name}}
-    files = {"data": ["a.jsonl", Path("b.json")], "eval": {"data": "c.jsonl", "every": 3}, "x": [3]}
-    assert rows.taken_from(files) == files and rows.taken_from({"data": None}) == {"data": None}
-
-
 def written(row: dict[str, Any]) -> dict[str, Any]:
     rows = GivenRows()
     name = rows.taken_from({"data": [row]})["data"]

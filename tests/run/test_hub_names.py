@@ -128,17 +128,6 @@ def test_weights_are_asked_for_last(described: str, options: list[str], words: s
         build(parse([*OPTIONS, "--model", described, *options]), jax.devices()[:2])
 
 
-def test_weights_of_examples_are_asked_for_last(described: str):
-    texts = ["--data.prompt_key", "question", "--data.completion_key", "answer"]
-    options = ["--model", described, "--data", DATA, "--max_length", "128", *texts]
-    for more, words in (
-        (["--max_length", "3"], "which leaves nothing to learn from"),
-        ([], "download owner/described --revision"),
-    ):
-        with pytest.raises(UserError, match=words):
-            sft.build(parse([*options, *more], SftConfig, presets=None), jax.devices()[:1])
-
-
 def test_a_profile_needs_no_weights(described: str):
     options, devices = [*OPTIONS, "--compute_dtype", "float32"], jax.devices()[:2]
     config = parse([*options, "--model", described])

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from pat_jax.run.files.folder import METRICS_FILE
 from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
-from pat_jax.run.logging.progress import Progress, describe, summarize
+from pat_jax.run.logging.progress import Progress, summarize
 
 STEP = {
     "reward/mean": 0.4125,
@@ -128,45 +127,6 @@ def test_without_a_terminal_each_step_is_one_line():
     )
 
 
-@pytest.mark.parametrize("columns", [40, 100])
-def test_on_a_terminal_steps_stay_above_the_bar_whole(monkeypatch, columns: int):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("LINES", "24")  # without it tqdm does not believe in the columns
-    stream = Terminal()
-    progress = Progress(120, done=2, stream=stream)
-    progress.stage("rollout dp2tp1 live 12")
-    progress.step(3, STEP)
-    progress.print("a line above the bar")
-    progress.close()
-    text = stream.getvalue()
-    lines = [line.rpartition("\r")[2] for line in text.split("\n")]
-    (first,) = (i for i, line in enumerate(lines) if line.startswith("step   3/120  reward  0.412"))
-    shown = [lines[first], *(x for x in lines[first + 1 :] if x.startswith("    "))]
-    assert max(map(len, shown)) <= columns
-    assert "  ".join(map(str.strip, shown)) == f"step   3/120  {describe(STEP)}"
-    stage = "rollout dp2tp1 live 12" if columns >= 80 else "rollou"  # cut at the edge
-    assert f"<? {stage}" in text and "a line above the bar\n" in text
-    assert "3/120 |" in text
-
-
-def test_steps_stand_in_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "24")
-    stream = Terminal()
-    progress = Progress(120, stream=stream)
-    more = {"reward/mean": -0.1, "rollout/length_p50": 1057.0, "rollout/tokens_per_s": 9.0}
-    for step, metrics in ((1, STEP), (2, STEP | more)):
-        progress.step(step, metrics)
-    progress.close()
-    lines = [line.rpartition("\r")[2] for line in stream.getvalue().split("\n")]
-    shown = [line for line in lines if line.startswith(("step ", "    "))]
-    half = len(shown) // 2
-    assert half * 2 == len(shown) >= 4
-    for one, other in zip(shown[:half], shown[half:], strict=True):
-        ours, theirs = ([m.start() for m in re.finditer("[a-z]+", x)] for x in (one, other))
-        assert ours == theirs
-
-
 @pytest.mark.parametrize(
     ("steps", "done", "seconds", "shown"),
     [(3, 0, 20, "00:20<00:40"), (1000, 900, 2, "00:02<03:18")],  # of a resumed run
@@ -181,13 +141,6 @@ def test_the_time_left_counts_from_the_first_step(monkeypatch, steps, done, seco
     now += seconds
     progress.step(done + 1, {"reward/mean": 0.5})
     assert f"{done + 1}/{steps} |" in terminal.getvalue() and shown in terminal.getvalue()
-
-
-def test_what_was_not_measured_is_left_out():
-    nothing = {"train/loss": math.nan, "reward/a/mean": 1.0, "reward/b/mean": -1}
-    assert describe({}) == describe({"reward/mean": math.nan} | nothing) == ""
-    assert describe({"reward/mean": 0.5} | nothing) == "reward  0.500 (a 1.000, b -1.000)"
-    assert describe({"reward/mean": 1, "reward/a/mean": 0.5}) == "reward  1.000"
 
 
 def test_the_summary_says_where_the_time_went_and_what_came_of_it():

@@ -2,11 +2,8 @@
 
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -14,10 +11,8 @@ import pytest
 from pages import parsed, words_of
 from traces import TRACE
 
-from pat_jax.common.picture_style import layout_colour
 from pat_jax.config.command_line import dump, parse
 from pat_jax.run.logging.metrics import MetricsWriter
-from pat_jax.run.logging.page import curves
 from pat_jax.run.logging.page.run_page import PAGE_FILE, RunPage, run_page
 from pat_jax.run.logging.rollout_files import read_rollouts
 from pat_jax.run.logging.samples import Sample
@@ -102,15 +97,6 @@ def test_tiles_are_what_a_person_looks_at_first(folder: Path):
         assert words in told
 
 
-def test_of_scripted_switches_no_saving_is_claimed(tmp_path: Path):
-    for step, saves in ((2, True), (1, False)):  # without a switch, and with one nobody predicted
-        (folder := tmp_path / str(step)).mkdir()
-        with MetricsWriter(folder) as metrics:
-            metrics.write(step, row(step, **{"rollout/predicted_saving_s": 0.0}))
-        assert ("saved by 0 switches" in seen_in(folder)) == saves
-        assert "saved by 1" not in seen_in(folder)
-
-
 def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):
     page = parsed(run_page(folder))
     reward, heldout = lines_of(page, "reward")
@@ -121,14 +107,6 @@ def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):
     assert (shortest.count("M"), longest.count("M")) == (2, 1)
     assert "KL divergence" not in words_of(page)  # it never left 0
     assert not re.search(r"\b([Nn]a[Nn]|inf|None)\b", run_page(folder).partition("</style>")[2])
-
-
-def test_layouts_are_a_ribbon_over_the_steps(folder: Path):
-    caption = "layouts of each rollout, the first at the bottom; heights are not times"
-    boxes = [each.attrib for each in chart_of(parsed(run_page(folder)), caption).iter("rect")]
-    narrow, wide = layout_colour("dp2tp1"), layout_colour("dp1tp2")
-    found = [(float(box["x"]), float(box["y"]), box["fill"]) for box in boxes]
-    assert found[:3] == [(0, 0, narrow), (0, 50, wide), (25, 0, narrow)] and len(found) == 6
 
 
 def test_rollouts_are_the_first_the_slowest_and_the_newest(folder: Path):
@@ -176,18 +154,6 @@ def test_of_a_run_that_has_just_begun_there_is_a_page_too(folder: Path):
         assert folder.name in seen_in(folder)
 
 
-def test_a_long_run_has_a_page_as_small(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(curves, "MOST_POINTS", 20)
-    monkeypatch.setattr(curves, "MOST_COLUMNS", 20)
-    (short := tmp_path / "short").mkdir()
-    (long := tmp_path / "long").mkdir()
-    write_run(short, steps=20)
-    html = run_page(write_run(long, steps=61))
-    assert len(html) < 1.05 * len(run_page(short))
-    (entropy,) = lines_of(parsed(html), "entropy of the next token, nats")
-    assert entropy.count("L") == 15  # four steps are a point
-
-
 def test_a_resumed_run_keeps_what_it_does_not_repeat(folder: Path):
     page = RunPage(folder)
     with page.kept(3):
@@ -228,38 +194,3 @@ def test_a_section_that_cannot_be_drawn_takes_no_other_with_it(
     assert line.startswith("a section of run.html is left out (") and "\n" not in line
     words = words_of(parsed((folder / PAGE_FILE).read_text()))
     assert "A section is left out here" in words and "held-out" in words
-
-
-def test_a_page_takes_little_of_the_time_and_the_last_is_written(folder: Path):
-    page = RunPage(folder)
-    with page.kept(4):
-        (folder / PAGE_FILE).unlink()
-        page.write()
-        assert not (folder / PAGE_FILE).exists()
-    assert (folder / PAGE_FILE).is_file()
-
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--dump-dom"]
-MEASURE = """<iframe id="page" width="{width}" height="900" srcdoc="{page}"></iframe>
-<p id="wide"></p><script>
-onload = () => {{
-  const page = document.getElementById("page").contentDocument;
-  document.getElementById("wide").textContent = page.documentElement.scrollWidth;
-}}
-</script>"""
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
-def test_a_browser_finds_room_for_all_of_it(folder: Path, tmp_path: Path, width: int = 420):
-    """Whatever is wider than the screen, such as a table, scrolls by itself."""
-    probe = tmp_path / "probe.html"
-    html = run_page(folder).replace("<details ", "<details open ")
-    probe.write_text(MEASURE.format(width=width, page=escape(html)), encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'browser'}", probe.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    (wide,) = re.findall('<p id="wide">(.*?)</p>', done.stdout)
-    assert 0 < int(wide) <= width

@@ -1,17 +1,14 @@
 """What a run says of itself is so: parameters as transformers counts them, files that are there."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import jax
 import pytest
 
 from pat_jax.models.hf_tensors import num_parameters
-from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.run.logging.banner import closing, introduction
+from pat_jax.run.logging.banner import closing
 
 PUBLISHED = {  # as their model cards say
     "qwen3-8b": 8_190_735_360,
@@ -33,22 +30,6 @@ def test_rows_that_pad_the_vocabulary_are_no_parameters():
             for n in (1, 64)
         ]
         assert len({num_parameters(Policy.from_config(model)) for model in models}) == 1
-
-
-def test_the_opening_says_devices_parameters_and_arithmetic():
-    policy, devices = Policy.from_config(preset("qwen3-8b")), jax.devices()[:2]
-    opening = partial(introduction, "/models/Qwen3-8B", policy, devices, "bfloat16")
-    assert opening("grpo") == (
-        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights | grpo"
-    )
-    lora = Lora.of(policy, rank=16, alpha=32, targets=["q_proj", "v_proj"])
-    assert opening("grpo", lora=lora) == (
-        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters, 7.67 M in adapters of rank 16 (q_proj v_proj) | "
-        "bfloat16 arithmetic, float32 adapters | grpo"
-    )
-    assert opening("", rollout_weights="int8").endswith(
-        "| bfloat16 arithmetic, int8 weights in the rollout"
-    )
 
 
 def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):

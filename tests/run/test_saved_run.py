@@ -76,20 +76,6 @@ def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
         assert f"in {seconds} s" in plot.title
 
 
-def test_curves_have_their_unit_and_their_interval(run: SavedRun):
-    rows = [*run.metrics, {"step": 4, "eval/reward": 0.5, "eval/reward_ci95": 0.125}]
-    reward, loss, seconds = draw_curves(rows).plots
-    units = [plot.up_words for plot in (reward, loss, seconds)]
-    assert units == ["reward", "loss", "time of a step, s"]
-    heldout = reward.lines[1]
-    assert heldout.name == "eval/reward" and [*heldout.interval][-1] == (4, 0.375, 0.625)
-    assert len(list(reward.spread(heldout, (100, 100)))) == 1
-    assert not list(loss.spread(loss.lines[0], (100, 100)))
-    more = {"train/entropy": 1.0, "train/grad_norm": 0.5, "train/approx_kl": 0.0}
-    *_, last = draw_curves([*rows, {"step": 5} | more]).boxes
-    assert last.plot.up_words == "norm of the gradient" and last.y > 200  # in a second row
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"has no config\.yaml: expected the folder of a run"):
         SavedRun(tmp_path)

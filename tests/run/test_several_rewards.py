@@ -12,7 +12,6 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 from pat_jax.run.collect import Drawn
@@ -104,13 +103,6 @@ def test_a_group_teaches_gdpo_if_one_function_tells_its_responses_apart():
     only_measured = drawn_with([same] * 3, [opposed] * 3, weights=(1.0, 0.0))
     assert only_measured.by_function.has_signal.tolist() == [False] * 3
     assert advantages(scores, name="gdpo")[1].tolist() == [0.0] * SAMPLES
-
-
-def test_groups_of_several_batches_are_joined_in_order():
-    batch = drawn_with(*SCORES.tolist()).by_function
-    kept = ScoresByFunction.joined([batch.of_groups(np.array([False, True, True])), batch])
-    np.testing.assert_allclose(kept.scores, np.float32(SCORES[:, [1, 2, 0, 1, 2]]))
-    assert kept.of_groups(slice(1)).scores.shape == (2, 1, SAMPLES)
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

@@ -8,7 +8,6 @@ from pages import section_of
 from traces import SWITCH, TRACE
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.record.plot import draw_rollouts
 from pat_jax.run.files.shown_switch import (
     SWITCH_FILE,
     ComputedPlan,
@@ -76,30 +75,3 @@ def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     before, _, after = told.partition("With a forced switch")
     assert before.count("running sequences, and the layout in force") == 1
     assert after.count("running sequences, and the layout in force") == 2  # and the computed one
-
-
-def test_what_was_computed_is_marked_and_comes_with_its_command(tmp_path: Path):
-    told = section(tmp_path, SHOWN)
-    measured, _, computed = told.partition("<8b> on h100:8: computed, not measured")
-    assert "computed" not in measured and "Nothing ran" in computed
-    assert "100.0 s in dp1tp8, the best static layout: 25.0 % saved" in computed
-    assert "Computed again by: python -m pat_jax.plan --model <8b>" in computed
-    assert "62.5 %" in computed and "× 0.9 to 1.4" in computed
-    assert "8b" not in section(tmp_path, replace(SHOWN, computed=None))
-
-
-def test_that_a_switch_saves_nothing_is_said_where_it_is_so():
-    *_, last = SHOWN.lines()
-    assert "saves next to nothing" in last and SHOWN.reason in last
-    for other in (replace(SHOWN, is_cpu=False), replace(SHOWN, planned=FORCED)):
-        assert not any("saves next to nothing" in line for line in other.lines())
-
-
-def test_rollouts_are_drawn_over_the_same_seconds():
-    figure = draw_rollouts({"as planned": PLANNED, "forced": FORCED})
-    assert [(plot.across.low, plot.across.high) for plot in figure.plots] == [(0, 2.5)] * 2
-    titles = [plot.title for plot in figure.plots]
-    assert [title.partition(":")[0] for title in titles] == ["as planned", "forced"]
-    (told,) = figure.told
-    assert "dp2tp1 to dp1tp2 at 40 running" in told
-    assert "predicted" not in told  # nothing is, of a switch that no planner has chosen

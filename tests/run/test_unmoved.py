@@ -52,17 +52,6 @@ def test_that_nothing_was_rewarded_is_said_by_itself_and_at_the_end():
     assert "rewarded" not in summarize([*steps, row | {"step": 4, REWARD: 0.1, SPREAD: 0.3}])
 
 
-def test_steps_with_failing_rewards_are_counted_at_the_end():
-    fine: dict[str, float] = {REWARD: 0.5, "reward/failed": 0, "reward/mine/mean": 1.0}
-    fine |= {"reward/exact/mean": 0.5}
-    rows = [fine, fine | {"reward/failed": 3}, fine | {REWARD: NAN, "reward/failed": 8}]
-    rows += [fine | {"reward/mine/mean": NAN}, {"eval/reward": NAN, "eval/failed": 8}]
-    found = summarize([row | {"step": step} for step, row in enumerate(rows, start=1)])
-    assert "failed in 2 of 4 steps, for all responses in 1" in found
-    assert "mine scored no response in 1 of 4 steps" in found and "exact" not in found
-    assert "failed in 1 of 1 evaluation" in found
-
-
 @pytest.mark.parametrize(
     "moved",
     [
@@ -83,16 +72,6 @@ def test_where_anything_moves_nothing_is_said(moved):
 def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
     found = advice([{REWARD: i, LENGTH: i, GRADIENT: gradient} for i in range(STEPS)])
     assert found.startswith("the gradient of the last 10 steps was 0 or none: nothing is learned")
-
-
-def test_it_is_said_once_and_logged(caplog):
-    printed: list[str] = []
-    unmoved = Unmoved(printed.append, 160)
-    with caplog.at_level(logging.WARNING):
-        for step in range(1, 3 * STEPS):
-            unmoved.note(step, STILL)
-    assert [line.partition(":")[0] for line in printed] == ["step 10"]
-    assert [record.getMessage() for record in caplog.records] == printed
 
 
 @pytest.mark.parametrize("share", [0.2, NAN, None])
