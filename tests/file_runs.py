@@ -1,13 +1,16 @@
 """Runs that learn from files, in the program of the tests."""
 
+import os
+import signal
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import pytest
 from compilations import counted_compilations
 
-from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup
 from pat_jax.training.trainable_params import Leaves
@@ -37,3 +40,19 @@ def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:
     run.finish(at_begin, ended, 0.0)
     run.files.release()
     return Whole(Path(setup.config.run_dir), setup, params, begun, compiled)
+
+
+def stop_at(step: int, setup: SftSetup, command: str = "sft") -> None:
+    """Begins a run to which a signal comes at the beginning of a step."""
+    draw, steps = setup.examples.draw, count()
+
+    def draw_and_stop(position: int, size: int) -> list[Any]:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(position, size)
+
+    with pytest.raises(Stopped), StopSignals() as signals, pytest.MonkeyPatch.context() as patch:
+        run = SftRun(setup, signals, command)
+        patch.setattr(setup.examples, "draw", draw_and_stop)
+        run.run()
+    run.files.release()

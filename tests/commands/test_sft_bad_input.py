@@ -70,18 +70,9 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
             "model.safetensors is not UTF-8 text (byte 0x",
             "at offset",
         ),
-        (
-            "--data {folder}/blank.txt",
-            "texts: 0 with 0 tokens; rows of 64: none; left out: 1 blank",
-        ),
-        (
-            "--data {folder}/a.txt --eval.share 0.0001",
-            "nothing to evaluate (texts: 1 with 10 tokens; rows of 64: 1 to",
-        ),
-        (
-            "--data {folder}/a.txt {folder}/examples.jsonl",
-            "a.txt, is plain text, but {folder}/exam",
-        ),
+        ("--data {folder}/blank.txt", "texts: 0 with 0 tokens; rows of 64: none; left out: 1"),
+        ("--data {folder}/a.txt --eval.share 0.0001", "nothing to evaluate (texts: 1 with 10"),
+        ("--data {folder}/a.txt {folder}/examples.jsonl", "a.txt, is plain text, but"),
         ("--data {folder}/a.txt --data.text_key words", "--data.text_key names a column, but"),
         ("--data {folder}/a.txt --model tiny --lora.rank 4 --lora.export adapter", "--lora.export"),
         ("--model {folder}/small/model", "has no tokenizer files", "128: expected", "257 to 512"),

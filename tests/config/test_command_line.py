@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
@@ -156,10 +156,7 @@ def test_a_quick_start_names_its_model_and_data():
         ("--rollout.tempature 1", "unknown option --rollout.tempature: did you mean"),
         ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
         ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
-        (
-            "--rollout.compile lazy",
-            "option --rollout.compile is 'lazy': expected one of needed, all.",
-        ),
+        ("--rollout.compile lazy", "option --rollout.compile is 'lazy': expected one of needed,"),
         ("--steps ten", "option --steps is 'ten': expected an integer."),
         ("--eval.temperature nan", "option --eval.temperature is 'nan': expected a number."),
         ("--compute_dtype fp8", "option --compute_dtype is 'fp8': expected one of auto, float32"),
@@ -171,10 +168,7 @@ def test_a_quick_start_names_its_model_and_data():
             "option --algorithm.mini_batch_size is 3: expected a divisor of"
             " --rollout.prompts_per_step (8).",
         ),
-        (
-            "--switch_to dp1tp8",
-            "option --switch_at is '': expected one running-sequence count for each",
-        ),
+        ("--switch_to dp1tp8", "option --switch_at is '': expected one running-sequence count for"),
         ("--resume", "option --run_dir is '': expected with --resume the folder of the run"),
         ("--config nowhere.yaml", "cannot read nowhere.yaml: No such file or directory."),
     ],
@@ -209,8 +203,7 @@ def test_a_sections_name_may_stand_for_one_of_its_options(config_file):
         (
             "--preset qwen3-0.6b --model x",
             "",
-            "option --data.files is '' in preset qwen3-0.6b, line 3: expected a value (it has no"
-            " default here).",
+            "option --data.files is '' in preset qwen3-0.6b, line 3: expected a value (it has no",
         ),
         ("", "data: [a, null]", "option --data.files is 'null' in FILE, line 1: expected one text"),
         ("", "data: [[a]]", "option --data.files is 'a YAML sequence' in FILE, line 1: expected"),
@@ -233,8 +226,7 @@ def test_an_unknown_preset_names_those_there_are():
     [
         (
             "steps: 3\nrollout:\n  tempature: 1\n",
-            "unknown option --rollout.tempature in FILE, line 3: did you mean"
-            " --rollout.temperature (see --help)?",
+            "unknown option --rollout.tempature in FILE, line 3: did you mean --rollout.temperature",
         ),
         ("\nsteps: many\n", "option --steps is 'many' in FILE, line 2: expected an integer."),
         ("steps: -1\n", "option --steps is -1 in FILE, line 1: expected an integer from 0 to"),
@@ -260,6 +252,7 @@ def test_an_empty_file_or_section_changes_nothing(config_file, text: str):
     assert cli.parse(["--config", config_file(text)]) == cli.parse([])
 
 
+@settings(max_examples=25)
 @given(
     steps=st.integers(0, 10**9),
     rate=st.floats(0, 1),

@@ -78,44 +78,27 @@ def test_an_unknown_algorithm_is_told_the_nearest(tmp_path):
         parsed(tmp_path, "--algorithm.name", "dr-grpo")
 
 
+SUM = "multi_objective_aggregation normalize_then_sum"
+
+
 @pytest.mark.parametrize(
-    ("words", "refused", "other"),
+    ("options", "refused", "other"),
     [
-        ("--algorithm.name cispo --algorithm.delta 3", "delta", "surrogate cispo"),
-        ("--algorithm.beta 0.1 --algorithm.kl_estimator k1", "kl_estimator", "kl_in loss"),
-        ("--algorithm.baseline none", "scale_rewards", "baseline none"),
-        (
-            "--algorithm.name reinforce_pp --algorithm.dynamic_sampling 2",
-            "dynamic_sampling",
-            "baseline none",
-        ),
-        ("--algorithm.name gdpo --algorithm.baseline leave_one_out", "baseline", "multi_objective"),
-        (
-            "--algorithm.name gdpo --algorithm.scale_rewards none",
-            "scale_rewards",
-            "multi_objective",
-        ),
-        (
-            "--algorithm.name gdpo --algorithm.beta 0.1 --algorithm.kl_in reward",
-            "kl_in",
-            "multi_objective_aggregation normalize_then_sum",
-        ),
-        ("--algorithm.name gdpo --algorithm.overlong_buffer 0.2", "overlong_buffer", "multi_obj"),
-        (
-            "--algorithm.name gdpo --algorithm.reward_adjustment variance",
-            "reward_adjustment",
-            "multi_objective_aggregation normalize_then_sum",
-        ),
-        (
-            "--algorithm.name reinforce_pp --algorithm.reward_adjustment variance",
-            "reward_adjustment",
-            "baseline none",
-        ),
+        ("name=cispo delta=3", "delta", "surrogate cispo"),
+        ("beta=0.1 kl_estimator=k1", "kl_estimator", "kl_in loss"),
+        ("baseline=none", "scale_rewards", "baseline none"),
+        ("name=reinforce_pp dynamic_sampling=2", "dynamic_sampling", "baseline none"),
+        ("name=gdpo baseline=leave_one_out", "baseline", SUM),
+        ("name=gdpo scale_rewards=none", "scale_rewards", SUM),
+        ("name=gdpo beta=0.1 kl_in=reward", "kl_in", SUM),
+        ("name=gdpo overlong_buffer=0.2", "overlong_buffer", SUM),
+        ("name=gdpo reward_adjustment=variance", "reward_adjustment", SUM),
+        ("name=reinforce_pp reward_adjustment=variance", "reward_adjustment", "baseline none"),
     ],
 )
-def test_options_that_exclude_each_other_are_both_named(tmp_path, words, refused, other):
+def test_options_that_exclude_each_other_are_both_named(tmp_path, options, refused, other):
     with pytest.raises(OptionError, match=rf"--algorithm\.{refused} is .*--algorithm\.{other}"):
-        parsed(tmp_path, *words.split())
+        parsed(tmp_path, *(f"--algorithm.{option}" for option in options.split()))
 
 
 def test_one_response_is_enough_where_none_is_compared(tmp_path):

@@ -8,13 +8,7 @@ from drafting_machines import ALL, DRAFTS, HALF, NOTHING, acceptance_of, draftin
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import (
-    CAP,
-    MACHINE,
-    make_workload,
-    queued,
-    with_pools,
-)
+from replays import CAP, MACHINE, make_workload, queued, with_pools
 
 from pat_jax.planning.draft_counts import DRAFTS as OF_RUNS
 from pat_jax.planning.draft_counts import GENERATED

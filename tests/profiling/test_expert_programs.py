@@ -107,9 +107,7 @@ def test_experts_are_wider_than_all_else_together():
 
 
 @pytest.mark.timeout(1500)
-def test_everything_compiles_and_a_device_holds_what_is_computed(
-    found: Found,
-):
+def test_everything_compiles_and_a_device_holds_what_is_computed(found: Found):
     here, compilation, _ = found
     assert [(str(program), program.error) for program in compilation.failed] == []
     decoding = {x.split: x for x in compilation.programs if x.name == "decode"}

@@ -58,7 +58,6 @@ def test_a_slow_network_is_named_with_what_the_option_gives():
 def test_nothing_is_said_where_it_cannot_help():
     assert told("--target a40:8") == []
     assert told("--target a40:8x2 --fsdp_size 8") == []
-    assert told("--target v5e:4x4") == []
     # A host has no room for all parameters with their moments.
     assert told("--target a40:2x8 --model qwen3-8b") == []
     # Nor for its largest micro-batch.

@@ -8,14 +8,7 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import (
-    CAP,
-    LONGEST_PROMPT,
-    grouped,
-    in_short_bursts,
-    make_machine,
-    with_pools,
-)
+from replays import CAP, LONGEST_PROMPT, grouped, in_short_bursts, make_machine, with_pools
 
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout

@@ -7,15 +7,7 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import (
-    CAP,
-    MACHINE,
-    AtSteps,
-    in_short_bursts,
-    machines,
-    with_pools,
-    workloads,
-)
+from replays import CAP, MACHINE, AtSteps, in_short_bursts, machines, with_pools, workloads
 
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

@@ -20,13 +20,7 @@ from pat_jax.run.files.folder import SAMPLES_FILE
 from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
-from pat_jax.run.logging.samples import (
-    MOST_CHARACTERS,
-    Sample,
-    SamplesFile,
-    read_samples,
-    table,
-)
+from pat_jax.run.logging.samples import MOST_CHARACTERS, Sample, SamplesFile, read_samples, table
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:

@@ -19,55 +19,42 @@ from pat_jax.run.roles.role_params import freeze_bases, initial_states
 from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.update_memory import check_state, resident_bytes
 
-PPO = ["--algorithm.name", "ppo"]
+PPO = "--algorithm.name ppo"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--critic.model", "x"], ["--critic.model is 'x'", "baseline group, which has no critic"]),
-        (["--critic.lora.rank", "4"], ["--critic.lora.rank is 4", "baseline group"]),
-        (["--algorithm.lam", "0.9"], ["--algorithm.lam is 0.9", "0.95", "baseline group"]),
-        (["--algorithm.whiten_rewards", "true"], ["--algorithm.whiten_rewards", "no critic"]),
-        ([*PPO, "--algorithm.scale_rewards", "group"], ["scale_rewards", "whiten_advantages"]),
-        ([*PPO, "--algorithm.dynamic_sampling", "2"], ["dynamic_sampling", "baseline critic"]),
-        ([*PPO, "--algorithm.kl_target", "0.1"], ["--algorithm.kl_target", "--algorithm.beta"]),
-        ([*PPO, "--algorithm.kl_horizon", "99"], ["kl_horizon", "--algorithm.kl_target"]),
+        ("--critic.model x", ["--critic.model is 'x'", "baseline group, which has no critic"]),
+        ("--critic.lora.rank 4", ["--critic.lora.rank is 4", "baseline group"]),
+        ("--algorithm.lam 0.9", ["--algorithm.lam is 0.9", "0.95", "baseline group"]),
+        ("--algorithm.whiten_rewards true", ["--algorithm.whiten_rewards", "no critic"]),
+        (f"{PPO} --algorithm.scale_rewards group", ["scale_rewards", "whiten_advantages"]),
+        (f"{PPO} --algorithm.dynamic_sampling 2", ["dynamic_sampling", "baseline critic"]),
+        (f"{PPO} --algorithm.kl_target 0.1", ["--algorithm.kl_target", "--algorithm.beta"]),
+        (f"{PPO} --algorithm.kl_horizon 99", ["kl_horizon", "--algorithm.kl_target"]),
         (
-            [
-                *PPO,
-                *[
-                    "--algorithm.beta",
-                    "0.1",
-                    "--algorithm.kl_target",
-                    "1",
-                    "--algorithm.kl_horizon",
-                    "2",
-                ],
-            ],
+            f"{PPO} --algorithm.beta 0.1 --algorithm.kl_target 1 --algorithm.kl_horizon 2",
             ["--algorithm.kl_horizon is 2", "more than a fifth of an iteration's 128 responses"],
         ),
-        (["--algorithm.normalize_reward", "true"], ["normalize_reward", "scale_rewards group"]),
-        ([*PPO, "--critic.pretrain_steps", "60"], ["--critic.pretrain_steps", "less than the 60"]),
-        ([*PPO, "--critic.warmup_steps", "61"], ["--critic.warmup_steps is 61", "at most the 60"]),
-        ([*PPO, "--critic.lora.alpha", "4"], ["--critic.lora.alpha", "--critic.lora.rank 0"]),
-        ([*PPO, "--critic.lora.rank", "4"], ["--critic.lora.rank is 4", "--warm_start.steps"]),
-        (
-            [*PPO, "--critic.lora.rank", "4", "--critic.model", "demo"],
-            ["--critic.lora.rank is 4", "--warm_start.steps"],
-        ),
-        ([*PPO, "--rollout.temperature", "0"], ["--rollout.temperature", "above 0"]),
+        ("--algorithm.normalize_reward true", ["normalize_reward", "scale_rewards group"]),
+        (f"{PPO} --critic.pretrain_steps 60", ["--critic.pretrain_steps", "less than the 60"]),
+        (f"{PPO} --critic.warmup_steps 61", ["--critic.warmup_steps is 61", "at most the 60"]),
+        (f"{PPO} --critic.lora.alpha 4", ["--critic.lora.alpha", "--critic.lora.rank 0"]),
+        (f"{PPO} --critic.lora.rank 4", ["--critic.lora.rank is 4", "--warm_start.steps"]),
+        (f"{PPO} --critic.lora.rank 4 --critic.model demo", ["rank is 4", "--warm_start.steps"]),
+        (f"{PPO} --rollout.temperature 0", ["--rollout.temperature", "above 0"]),
     ],
 )
-def test_options_that_have_no_effect_or_no_sense_are_refused(options: list[str], words: list[str]):
+def test_options_that_have_no_effect_or_no_sense_are_refused(options: str, words: list[str]):
     with pytest.raises(OptionError) as error:
-        parse(["--preset", "demo", *options])
+        parse(["--preset", "demo", *options.split()])
     sentence = str(error.value)
     assert all(part in sentence for part in words) and "\n" not in sentence
 
 
 def test_one_response_to_a_prompt_is_enough_with_a_critic():
-    assert parse([*PPO, "--rollout.num_generations", "1"]).rollout.num_generations == 1
+    assert parse([*PPO.split(), "--rollout.num_generations", "1"]).rollout.num_generations == 1
 
 
 ROUTED = replace(QWEN3, architecture="qwen3_moe", experts=ExpertsConfig(4, 2, 16))
@@ -83,7 +70,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(policy: Path, *options: str) -> Setup:
     data = ["--data", str(policy.parent / "problems.jsonl"), "--model", str(policy)]
     lengths = ["--rollout.max_prompt_length", "128", "--eval.every", "0", "--profile", "none"]
-    words = [*data, *SMALL_ROLLOUT, *lengths, *PPO, "--layout", "dp2tp1", *options]
+    words = [*data, *SMALL_ROLLOUT, *lengths, *PPO.split(), "--layout", "dp2tp1", *options]
     return build(parse([*words, "--run_dir", "unused"]), jax.devices()[:2])
 
 
@@ -124,12 +111,8 @@ def test_a_critic_with_other_tokens_is_refused(policy: Path, tmp_path: Path):
 
 
 def test_a_critic_is_not_written_where_the_policy_is(tmp_path: Path):
-    same = [
-        "--critic.export_dir",
-        str(tmp_path / "x"),
-        "--checkpoint.export_dir",
-        str(tmp_path / "x"),
-    ]
+    folder = str(tmp_path / "x")
+    same = ["--critic.export_dir", folder, "--checkpoint.export_dir", folder]
     config = parse(["--preset", "ppo", *same, "--run_dir", str(tmp_path / "run")])
     with pytest.raises(OptionError, match=r"--critic\.export_dir is .*another folder than"):
         _check_places(config)
@@ -203,7 +186,7 @@ def test_what_all_roles_keep_is_in_the_account_of_each(policy: Path):
 
 
 def test_the_demonstrations_critic_begins_as_its_policy(tmp_path: Path):
-    words = [*TINY, *PPO, "--layout", "dp2tp1", "--profile", "none", "--run_dir", "unused"]
+    words = [*TINY, *PPO.split(), "--layout", "dp2tp1", "--profile", "none", "--run_dir", "unused"]
     setup = build(parse(words), jax.devices()[:2])
     roles = setup.roles
     assert roles.critic and not roles.models[CRITIC].role.source

@@ -1,8 +1,5 @@
 """Runs whose reward functions fail, for some responses or for all; and what each of several gives."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,32 +52,6 @@ def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp
     assert "The responses are kept in here/completions.jsonl" in output
     kept = json_lines(tmp_path / "here" / "completions.jsonl")
     assert [line["reward"] for line in kept] == [None] * 8
-
-
-@pytest.mark.slow
-def test_an_endpoint_that_goes_down_ends_the_run_and_loses_no_response(tmp_path: Path):
-    asked: list[int] = []
-
-    class UpOnce(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(len(json.loads(content)["prompts"]))
-            self.send_response(200 if len(asked) == 1 else 503)
-            self.end_headers()
-            self.wfile.write(b'{"scores": [0, 1]}')
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), UpOnce) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/judge"
-        options = f"--warm_start.steps 0 --reward {url} exact --reward_retries 1 --run_dir here"
-        output = run(*TINY, *options.split(), cwd=tmp_path, code=2)
-        server.shutdown()
-    (error,) = (line for line in output.splitlines() if line.startswith("error: "))
-    assert "none of 8 responses has a reward (8 endpoint)" in error
-    assert "in each of 2 tries" in error
-    assert asked[0] == 2 and len(asked) == 1 + 8 * 2
-    kept = json_lines(tmp_path / "here" / "completions.jsonl")
-    assert [line["kind"] for line in kept] == ["eval"] * 8
 
 
 SEVERAL = """

@@ -1,8 +1,6 @@
 """The reward_model command: it learns a rule, compiles nothing on the way, resumes and exports."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from file_runs import Whole, to_the_end
+from file_runs import Whole, stop_at, to_the_end
 from metrics_table import untold
 from plain_model import outputs
 from runs import without_times, write_checkpoint
@@ -25,7 +23,7 @@ from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 
@@ -123,20 +121,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole: Whole, tmp_path, capsys, monke
     folder, command = tmp_path / "run", whole.setup.config
     module = reward_model if whole.setup.policy.config.head == "scalar" else sft
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
-    stopped_at, draw, told = 7, whole.setup.examples.draw, iter(range(STEPS))
     setup = replace(whole.setup, config=replace(command, run_dir=str(folder)))
-    with pytest.raises(Stopped), StopSignals() as signals:
-        stopped = SftRun(setup, signals, module.COMMAND)
-
-        def draw_and_stop(position: int, size: int) -> list[Pair]:
-            if next(told) == stopped_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return draw(position, size)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(setup.examples, "draw", draw_and_stop)
-            stopped.run()
-    stopped.files.release()
+    stop_at(7, setup, module.COMMAND)
     again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
     assert again in capsys.readouterr().err
 

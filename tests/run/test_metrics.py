@@ -30,11 +30,6 @@ STEP = {
 }
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def values(rows: list[dict], name: str) -> dict[int, object]:
     return {row["step"]: row[name] for row in rows if name in row}
 
@@ -125,22 +120,6 @@ def test_without_a_terminal_each_step_is_one_line():
         "step   3/120  reward  0.412  length p50    57  max   160  tok/s  12,346"
         "  rollout   3.00, update   1.00 s  dp2tp1>dp1tp2\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("steps", "done", "seconds", "shown"),
-    [(3, 0, 20, "00:20<00:40"), (1000, 900, 2, "00:02<03:18")],  # of a resumed run
-)
-def test_the_time_left_counts_from_the_first_step(monkeypatch, steps, done, seconds, shown):
-    now = 1000.0
-    monkeypatch.setattr("tqdm.std.time", lambda: now)
-    terminal = Terminal()
-    progress = Progress(steps, stream=terminal)
-    now += 600  # of compiling
-    progress.start(done)
-    now += seconds
-    progress.step(done + 1, {"reward/mean": 0.5})
-    assert f"{done + 1}/{steps} |" in terminal.getvalue() and shown in terminal.getvalue()
 
 
 def test_the_summary_says_where_the_time_went_and_what_came_of_it():

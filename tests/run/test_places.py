@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
-from pat_jax.planning.placement import (
-    ROLES,
-    PlacedRole,
-    Placement,
-    PlacementName,
-    Positions,
-)
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, PlacementName, Positions
 from pat_jax.run.roles.places import Places
 
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
@@ -57,14 +51,8 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.critic first", "expected devices such as 0-3"),
         ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
-        (
-            "--placement separate --placement.overlap gradients",
-            "placement.overlap is 'gradients': expected one of none, scores",
-        ),
-        (
-            "--placement separate --placement.lag 1",
-            "placement.lag is 1: expected 0 without --algorithm.rollout_correction",
-        ),
+        ("--placement separate --placement.overlap gradients", "placement.overlap is 'gradients':"),
+        ("--placement separate --placement.lag 1", "placement.lag is 1: expected 0 without"),
         (f"{LAG} --placement separate --placement.lag 2", "an integer from 0 to 1"),
         (LAG, "expected 0 with --placement flatten"),
         (f"{LAG} --placement interleave", "0 where rollouts share devices with policy, critic"),
@@ -184,11 +172,7 @@ def test_devices_in_another_order_than_their_processes_are_not_split():
         ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
         ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
         ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
-        (
-            (2,) * 4,
-            f"{SPLIT} {LAG}",
-            "placement.lag is 1: expected 0 with --placement split",
-        ),
+        ((2,) * 4, f"{SPLIT} {LAG}", "placement.lag is 1: expected 0 with --placement split"),
     ],
 )
 def test_processes_that_cannot_be_split_are_told(

@@ -1,14 +1,13 @@
 """Runs whose models wait in the host's memory: the same numbers, and more room for the rollout."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from runs import QWEN3, TINY, run_to_end, write_checkpoint
+from runs import TINY, run_to_end
 
 from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.rules import OptionError
@@ -18,7 +17,6 @@ from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
 from pat_jax.run.roles import resting
 from pat_jax.run.roles.resting import Rest, settled_rest
-from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 from pat_jax.training.update_memory import update_stages
@@ -80,27 +78,6 @@ def test_a_run_of_three_roles_that_rest_is_the_run_of_roles_that_stay(tmp_path: 
         max(stage.held for stage in update_stages(run.setup.roles)) for run in (staying, rested)
     ]
     assert held[0] > held[1]
-
-
-@pytest.mark.slow  # `test_rest.py` has its reader
-def test_a_reward_model_that_rests_scores_as_one_that_stays(tmp_path: Path):
-    judge = replace(QWEN3, head="scalar", tie_embeddings=False)
-    folder, found = write_checkpoint(tmp_path / "judge", judge), []
-    for rest in ("device", "host"):
-        options = ["--reward", f"model:{folder}", "--roles.rest", rest, "--layout", "dp2tp1"]
-        config = parse([*TINY, *options])
-        setup = build(config, jax.devices()[: config.devices])
-        (role,) = setup.reward_models.values()
-        role.reader.compile(by_need=False)
-        load_reward_models(setup.reward_models)
-        assert memories(role.reader.params) == {HOST_MEMORY if rest == "host" else "device"}
-        with open_scorer(config.reward, config.reward_limits, setup.reward_models) as scorer:
-            scores = scorer.score(["2 + 2", "3 + 3"], ["4", "six"], {})
-        params = shard_bytes(role.reader.abstract_params)
-        moments = 2 * shard_bytes(setup.trainer.abstract_params)
-        found.append((scores.tolist(), setup.memory.resident, params + moments))
-    (scores, here, size), (same, away, _) = found
-    assert scores == same and scores[0] != scores[1] and here - away == size
 
 
 def settled(asked: Any, room: Callable[[Rest], float], *, learns: bool = True) -> tuple[Rest, str]:

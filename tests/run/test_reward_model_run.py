@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from plain_model import outputs
-from runs import CHAT_TEMPLATE, QWEN3, TINY, json_lines, reward_models, run, write_checkpoint
+from runs import CHAT_TEMPLATE, QWEN3, TINY, reward_models, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -21,7 +21,6 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
@@ -57,26 +56,6 @@ def options(folder: Path, *more: str) -> Any:
 
 
 # --- the whole command ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # a whole command
-def test_a_run_learns_from_a_model_and_a_function(judge: Path, tmp_path: Path):
-    words = f"--reward model:{judge} exact --reward_weights 2 0.5 --log_completions --seed 3"
-    words += " --warm_start.steps 0 --run_dir here"
-    output = run(*TINY, *words.split(), cwd=tmp_path)
-    printed = json_lines(tmp_path / "here" / "completions.jsonl")
-    assert {line["kind"] for line in printed} == {"train", "eval"}
-    for line in printed:
-        given = line["rewards"]
-        score = expected(judge, asked(line["prompt"], line["completion"]))
-        assert given["judge"] == pytest.approx(score, abs=1e-5)
-        assert line["reward"] == pytest.approx(2 * given["judge"] + 0.5 * given["exact"], abs=1e-6)
-    for step, row in enumerate(read_metrics(tmp_path / "here" / "metrics.jsonl")[1:], start=1):
-        mine = [x for x in printed if (x["kind"], x["step"]) == ("train", step)]
-        mean = np.mean([line["rewards"]["judge"] for line in mine])
-        assert row["reward/judge/mean"] == pytest.approx(mean)
-        assert row["reward/failed"] == 0 and row["train/grad_norm"] > 0
-    assert "(judge " in output
 
 
 # --- in this process: what scores, what it compiles, what it takes -----------------------------------------------

@@ -1,8 +1,6 @@
 """Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from file_runs import Whole, to_the_end
+from file_runs import Whole, stop_at, to_the_end
 from metrics_table import untold
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 
@@ -21,12 +19,11 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
@@ -92,12 +89,6 @@ def test_nothing_compiles_after_the_programs(whole: Whole):
     assert whole.begun == whole.compiled == []
 
 
-def test_it_has_a_page(whole: Whole):
-    page = (whole.folder / "run.html").read_text()
-    assert f"held-out loss before and after step {STEPS}" in page and "train/grad_norm" in page
-    assert "Rollouts" not in page and "Samples" not in page
-
-
 def test_it_learns_what_it_is_shown(whole: Whole):
     rows = read_metrics(whole.folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
@@ -158,18 +149,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)  # `whole` has
     _, setup = made(*given_options, "--run_dir", str(folder))
     setup = replace(setup, roles=whole.setup.roles)
-    with pytest.raises(Stopped), StopSignals() as signals:
-        stopped = SftRun(setup, signals)
-        draw, told = setup.examples.draw, iter(range(STEPS))
-
-        def draw_and_stop(position: int, size: int) -> list[Example]:
-            if next(told) == at:  # at the beginning of a step
-                os.kill(os.getpid(), signal.SIGTERM)
-            return draw(position, size)
-
-        monkeypatch.setattr(setup.examples, "draw", draw_and_stop)
-        stopped.run()
-    stopped.files.release()
+    stop_at(at, setup)
     printed = capsys.readouterr().err
     assert (
         f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume"

@@ -165,12 +165,6 @@ def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):
     assert load(*options, "--reward", "mine.py:score", a=range(40)).rewards == ["mine.py:score"]
 
 
-def test_nothing_left_to_train_on(load):
-    output = r"nothing to train on .*9 longer than 3 tokens \(--rollout.max_prompt_length \d+ keeps"
-    with pytest.raises(UserError, match=output):
-        load("--data", "{a}", "--rollout.max_prompt_length", "3", a=range(9))
-
-
 def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     """Whichever rows an iteration draws: a function that names one would end the run in the others."""
     rows = [{"prompt": f"p {i}", "answer": i} | ({"level": 3} if i == 5 else {}) for i in range(40)]

@@ -121,14 +121,8 @@ def drop(vocabulary: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            swap,
-            r"but token \d+ is 'A' there and 'B' in the teacher; take a teacher of the same family\.$",
-        ),
-        (
-            drop,
-            r"whose token \d+ is 'z', which this one does not have; take a teacher of the same ",
-        ),
+        (swap, r"but token \d+ is 'A' there and 'B' in the teacher; take a teacher of the same"),
+        (drop, r"whose token \d+ is 'z', which this one does not have; take a teacher of the same"),
     ],
 )
 def test_a_teacher_with_another_tokenizer_is_refused(
@@ -150,9 +144,7 @@ def test_a_teacher_for_shorter_texts_is_refused(tmp_path: Path):
 
 
 def test_a_teacher_that_is_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(
-        UserError, match=r"--teacher\.model is '.*nowhere': expected a Hugging Face"
-    ):
+    with pytest.raises(UserError, match=r"--teacher\.model is '.*nowhere': expected a Hugging"):
         setup(tmp_path, tmp_path / "nowhere")
 
 
@@ -166,15 +158,9 @@ def test_a_teacher_that_is_not_there_is_refused(tmp_path: Path):
             ["--teacher.model", "x", "--algorithm.name", "distill", "--train", "false"],
             r"--teacher\.model is 'x': expected nothing unless --train is true",
         ),
-        (
-            ["--algorithm.reward_coef", "0"],
-            r"reward_coef is 0.*: expected above 0 without a teacher",
-        ),
+        (["--algorithm.reward_coef", "0"], "reward_coef is 0.*: expected above 0 without a"),
         (["--teacher.top_k", "5"], r"--teacher\.top_k is 5: expected 0 without a teacher \(--alg"),
-        (
-            ["--teacher.top_k", "257"],
-            r"--teacher\.top_k is 257.*: expected an integer from 0 to 256",
-        ),
+        (["--teacher.top_k", "257"], r"--teacher\.top_k is 257.*: expected an integer from 0 to"),
     ],
 )
 def test_a_teacher_and_its_algorithm_belong_together(options: list[str], words: str):
