@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import pytest
+from compilations import counted_compilations
 from runs import json_lines
 
 from pat_jax import evaluate
 from pat_jax.commands import evaluate as body
 from pat_jax.common.run_command import run_command
 from pat_jax.evaluation.problem_sets import ProblemSets
+from pat_jax.run.evaluation import Evaluator
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
 REWARD = """
@@ -50,6 +52,20 @@ def evaluate_here(
     monkeypatch.chdir(folder)
     run_command(evaluate.main)
     return json.loads((folder / out / "results.json").read_text())
+
+
+def compiled_during(patch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled from now on while problems are generated and scored."""
+    compiled, whole = list[str](), Evaluator.evaluate
+
+    def counting(*given: Any) -> Any:
+        with counted_compilations() as events:
+            found = whole(*given)
+        compiled.extend(events)
+        return found
+
+    patch.setattr(Evaluator, "evaluate", counting)
+    return compiled
 
 
 def completions(folder: Path) -> list[dict[str, Any]]:

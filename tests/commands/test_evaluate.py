@@ -2,19 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from compilations import counted_compilations
-from evaluations import completions, evaluate_here
+from evaluations import compiled_during, completions, evaluate_here
 from metrics_table import untold
 from row_writing import write_lines, write_rows
-from runs import SMALL_ROLLOUT, write_checkpoint
+from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint
 from runs import run as train
 
-from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.logging.metrics import read_metrics
 
 
@@ -85,16 +84,7 @@ def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., dict[str, Any
 
 def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkeypatch, capsys):
     """End to end: every file a line of the table, nothing compiled once the session is there."""
-    compiled: list[str] = []
-    whole = Evaluator.evaluate
-
-    def counting(self, *args):
-        with counted_compilations() as events:
-            found = whole(self, *args)
-        compiled.extend(events)
-        return found
-
-    monkeypatch.setattr(Evaluator, "evaluate", counting)
+    compiled = compiled_during(monkeypatch)
     found = run("--data", *write_formats(tmp_path), "--num_generations", "3", fitted=True)
     assert compiled == []
     assert list(found["sets"]) == NAMES
@@ -144,6 +134,20 @@ def test_samples_without_a_reward_are_counted_and_left_out(run, tmp_path: Path, 
     assert found["failed"] == rewards.count(None) > 0 and found["mean"]["value"] == 1
     assert found["pass"]["4"]["problems"] < found["problems"] == 6
     assert "without reward" in capsys.readouterr().out
+
+
+def test_a_policy_is_evaluated_by_a_reward_model(run, tmp_path: Path, monkeypatch):
+    judge = write_checkpoint(tmp_path / "judge", replace(QWEN3, head="scalar"))
+    chats = [[{"role": "system", "content": "Be brief."}, *chat(f"Who is {i}?")] for i in range(4)]
+    data = write_lines(tmp_path / "chats.jsonl", *({"prompt": each} for each in chats))
+    compiled = compiled_during(monkeypatch)
+    options = ["--data", str(data), "--num_generations", "2"]
+    options += ["--reward", f"model:{judge}", "--reward_model.max_length", "256"]
+    found = run(*options)["all"]
+    assert compiled == []
+    rewards = [line["reward"] for line in completions(tmp_path / "out")]
+    assert len(rewards) == 8 and np.ptp(rewards) > 0
+    assert found["mean"]["value"] == pytest.approx(np.mean(rewards)) and found["failed"] == 0
 
 
 @pytest.mark.slow  # compiles a trainer

@@ -1,4 +1,4 @@
-"""Mistakes in supervised fine-tuning: one sentence, exit code 2, nothing compiled and nothing written."""
+"""Mistakes in learning from files: one sentence, exit code 2, nothing compiled and nothing written."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from runs import QWEN3, write_checkpoint, write_problems
 
-from pat_jax import sft
+from pat_jax import reward_model, sft
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import dump
 from pat_jax.config.run import RunConfig
@@ -29,6 +29,16 @@ def folder(tmp_path_factory) -> Path:
     write_problems(folder / "problems.jsonl", 24)
     rows = [{"prompt": f"Say {i}.", "completion": str(i)} for i in range(40)]
     (folder / "examples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    pairs = [{"prompt": f"Say {i}.", "chosen": f"{i}", "rejected": "no"} for i in range(40)]
+    for name, row in (
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": "c"}),
+        ("without", {"prompt": "a", "chosen": "b"}),
+        ("equal", {"prompt": "a", "chosen": "b", "rejected": "b"}),
+        ("numbers", {"prompt": "a", "chosen": 1, "rejected": 2}),
+    ):
+        text = "".join(f"{json.dumps(each)}\n" for each in [*pairs, row])
+        (folder / f"{name}.jsonl").write_text(text)
+    write_checkpoint(folder / "judge", replace(QWEN3, head="scalar", tie_embeddings=False))
     (folder / "empty").mkdir()
     (folder / "a.txt").write_text("some text")
     (folder / "blank.txt").write_text(" \n")
@@ -43,13 +53,15 @@ def folder(tmp_path_factory) -> Path:
 def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
     """The sentence that the command refuses with."""
 
-    def refuse(*options: str) -> str:
-        sound = ["--model", str(folder / "model"), "--data", str(folder / "examples.jsonl")]
+    def refuse(line: str) -> str:
+        name, *options = line.split()
+        data = "pairs" if "dpo" in options or name == "reward_model" else "examples"
+        sound = ["--model", str(folder / "model"), "--data", str(folder / f"{data}.jsonl")]
         sound += ["--max_length", "64", "--run_dir", str(tmp_path / "run"), "--devices", "2"]
-        monkeypatch.setattr(sys, "argv", ["sft", *sound, *options])
+        monkeypatch.setattr(sys, "argv", [name, *sound, *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
         monkeypatch.setattr(body.SftRun, "run", lambda self: pytest.fail("the run began"))
-        return refused(lambda: run_command(sft.main))
+        return refused(lambda: run_command({"sft": sft, "reward_model": reward_model}[name].main))
 
     return refuse
 
@@ -98,9 +110,38 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
 )
 def test_options_and_files(command, folder: Path, row: tuple[str, ...]):
     options, *words = row
-    message = command(*options.format(folder=folder).split())
+    message = command(f"sft {options.format(folder=folder)}")
     for word in words:
         assert word.format(folder=folder) in message
+
+
+REWARD_MODEL, DPO = "reward_model", "sft --loss dpo"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{REWARD_MODEL} --data {{folder}}/without.jsonl", "line 41, has no field 'rejected'"),
+        (f"{REWARD_MODEL} --data {{folder}}/equal.jsonl", "line 41, field 'rejected', is 'b'"),
+        (f"{REWARD_MODEL} --data {{folder}}/numbers.jsonl", "line 41, field 'chosen', is 1"),
+        (f"{REWARD_MODEL} --max_length 8", "nothing to learn from (pairs: none; left out: 41 with"),
+        (f"{REWARD_MODEL} --data.margin_key by", "--data.margin_key is 'by': "),
+        (f"{REWARD_MODEL} --loss dpo", "--loss"),
+        (f"{REWARD_MODEL} --center_rewards_coefficient -1", "a number from 0 to 1,000"),
+        (f"{REWARD_MODEL} --data nowhere.jsonl", "--data is 'nowhere.jsonl': no such file"),
+        (f"{DPO} --data {{folder}}/equal.jsonl", "line 41, field 'rejected', is 'b'"),
+        (f"{DPO} --truncate", "--truncate is True: expected false with --loss dpo"),
+        (f"{DPO} --label_smoothing 0.5", "--label_smoothing is 0.5: expected a number in [0, 0.5)"),
+        (
+            f"{DPO} --model {{folder}}/judge",
+            "a reward model or critic, has one number for each token",
+        ),
+        ("sft --beta 0.2", "--beta is 0.2: expected 0.1 with --loss cross_entropy"),
+        ("sft --data {folder}/pairs.jsonl", "or text; a policy learns from pairs with --loss dpo"),
+    ],
+)
+def test_options_and_files_of_pairs(command, folder: Path, line: str, words: str):
+    assert words in command(line.format(folder=folder))
 
 
 def test_data_has_to_be_given(monkeypatch, refused, folder: Path, tmp_path: Path):
@@ -116,5 +157,5 @@ def test_a_run_of_reinforcement_learning_is_not_gone_on_with(command, tmp_path: 
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint={"num_layers": 2}) as checkpoints:
         checkpoints.save(1, {"x": jnp.zeros(2)}, {})
     (run_dir / CONFIG_FILE).write_text(dump(RunConfig()))
-    message = command("--resume")
+    message = command("sft --resume")
     assert str(run_dir / CONFIG_FILE) in message and "train" in message

@@ -1,4 +1,4 @@
-"""When it pays to move sequences between replicas: against what a step and a move really cost."""
+"""When it pays to move sequences between replicas, and when the budget of a rollout affords a switch."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
 from pat_jax.planning.planner.balance import balance_seconds
+from pat_jax.planning.planner.budget import SHARE, RegretBudget
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Load, Moved, Plan, Split
 
@@ -123,3 +124,44 @@ def test_pages_that_go_equally_far_go_together(moves, round_tokens):
         rounds += -(-max(due) // round_tokens)
     found = balance_seconds(latency, Split(4, 2), Load(old, zeros, context, zeros), new)
     assert found == pytest.approx(rounds * seconds)
+
+
+def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():
+    """Fifteen rows or nine: both need the bucket of sixteen, and a step reads what is held."""
+    costs = machine(SLOWER_WITH_TP, per_row=1e-3, shift_per_token=2e-3)
+    steps = {key: s for key, s in costs.decode_table.items() if key[1] in (1, 2, 4, 8, 16, 32)}
+    costs = replace(costs, decode_table=steps, reads="held")
+    planner = CostModelPlanner((DP4TP2,), costs, lengths_of((CAP, 1)))
+    replica = np.repeat(np.arange(4), [15, 3, 3, 3])
+    evened = replica.copy()
+    evened[:6] = [1, 1, 2, 2, 3, 3]
+    moved_at = []
+    for step in range(1, 40):
+        alike = np.ones(len(replica), int)
+        now = Load(replica, step * alike, 20 * alike, (CAP - step) * alike, step=step)
+        if planner.decide(now, DP4TP2, [evened]).replica is not None:
+            moved_at.append(step)
+    assert moved_at and moved_at == [*range(moved_at[0], 40)] and moved_at[0] > 3
+
+
+positive = st.floats(0.01, 10)
+by_layout = st.tuples(*[positive] * 4).map(np.array)
+bursts = st.lists(st.tuples(st.integers(0, 3), by_layout), max_size=8)
+
+
+@given(by_layout, st.integers(0, 3), bursts, by_layout, st.lists(positive, max_size=3))
+def test_behind_is_what_was_spent_over_the_best_layout(prefill, start, ran, correction, switches):
+    account = RegretBudget(prefill, start)
+    for step, (_, profile_s) in enumerate(ran):
+        account.expect(ran[step - 1][0], profile_s, step)  # of one step each
+    if ran:
+        account.expect(ran[-1][0], np.ones(4), len(ran))
+    for seconds in switches:
+        account.switch(seconds)
+    spent = prefill[start] + sum(switches) + sum(s[i] * correction[i] for i, s in ran)
+    static = [prefill[i] + sum(s[i] * correction[i] for _, s in ran) for i in range(4)]
+    assert account.spent_s(correction) == pytest.approx(spent)
+    assert account.behind_s(correction) == pytest.approx(spent - min(static))
+    for cost, remaining in ((0.1, 1.0), (1.0, 100.0)):
+        is_within = spent - min(static) + cost <= SHARE * (spent + remaining)
+        assert account.affords(cost, remaining, correction) == is_within

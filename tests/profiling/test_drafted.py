@@ -1,4 +1,4 @@
-"""Replays with drafts: what rows say, what it takes, what the planner makes of it."""
+"""Replays with drafts: what rows say, what it takes, what the planner makes of it, and what drafts are worth."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replays import CAP, MACHINE, make_workload, queued, with_pools
 
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import DRAFTS as OF_RUNS
 from pat_jax.planning.draft_counts import GENERATED
 from pat_jax.planning.drafts import Acceptance
@@ -17,7 +18,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulate.draft_sources import generated
+from pat_jax.profiling.simulate.draft_sources import OWN, SIBLINGS, DraftSources, generated
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
@@ -217,3 +218,24 @@ def test_samples_one_after_the_other_save_steps():
         off, on = reports
         assert on.total_s < off.total_s
         assert on.tokens_per_row_step > 1.03 * off.tokens_per_row_step
+
+
+DRAFTS = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
+
+
+def test_the_built_in_ones_say_where_they_are_from():
+    found = DraftSources.built_in(DRAFTS, 8)
+    own, siblings = found.known
+    assert (own.name, siblings.name) == (OWN, SIBLINGS) and found.largest is siblings
+    # As benchmarks/results/draft_acceptance.json has the mean of seven models: 1.83 and 2.03.
+    assert own.alone(8) == pytest.approx(1.83, rel=0.05)
+    assert siblings.alone(8) == pytest.approx(2.03, rel=0.05)
+    assert siblings.alone(8) == float(Acceptance.unseen().tokens(8, 8, 1))
+    origin, alone = found.words(7)
+    assert "1,261 responses of seven models" in origin and "of a run has yours" in origin
+    assert "with drafts of 7: 1." in alone
+
+
+def test_rollouts_without_room_or_samples_have_their_own_text_alone():
+    for drafts, samples in ((DRAFTS, 1), (replace(DRAFTS, texts=0), 8)):
+        assert [x.name for x in DraftSources.built_in(drafts, samples).known] == [OWN]

@@ -1,5 +1,6 @@
-"""Which devices each role has, as options say."""
+"""Which devices each role has, as options say, and how weights come from them to all processes."""
 
+from dataclasses import replace
 from typing import Any, cast, get_args
 
 import jax
@@ -7,10 +8,13 @@ import pytest
 from fakes import FakeDevice
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import QWEN3, TINY
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
+from pat_jax.layout.mesh import padded_for
 from pat_jax.planning.placement import ROLES, PlacedRole, Placement, PlacementName, Positions
+from pat_jax.run.roles.placed_layouts import PlacedLayouts
 from pat_jax.run.roles.places import Places
 
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
@@ -190,3 +194,39 @@ def test_no_device_is_left_out(name, count: int):
     assert all(place == tuple(sorted({*place})) for place in placement.places.values())
     assert placement.is_flat == (name == "flatten" or count == 1)
     assert placement.are_apart("policy", "rollout") == (name == "separate" and count > 1)
+
+
+_SPLIT_RUN = "--algorithm ppo --placement split --algorithm.mini_batch_size 4"
+SPLIT_RUN = [*TINY, *_SPLIT_RUN.split(), "--rollout.prompts_per_step", "96"]
+
+
+def devices_of(hosts: int, processes: int, each: int) -> list[Any]:
+    """So many processes of each host, with `each` devices."""
+    per_host = processes * each
+    return [FakeDevice(i, i // each, i // per_host) for i in range(hosts * per_host)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processes", "each", "inside"),
+    [(4, 1, 8, 8), (2, 2, 4, 8), (2, 8, 1, 8), (6, 1, 4, 4), (1, 4, 2, 2)],
+)
+def test_the_devices_of_a_host_divide_what_is_sent(
+    hosts: int, processes: int, each: int, inside: int
+):
+    devices = devices_of(hosts, processes, each)
+    model = padded_for(devices, replace(QWEN3, embed_dim=1536, num_heads=32, num_kv_heads=8))
+    config = parse(SPLIT_RUN)
+    places = Places.of(config, devices)
+    placed = PlacedLayouts.of(model, places, config.rollout, config.layout_choice, config.fsdp_size)
+    assert placed.policy.devices == {*devices[: len(devices) // 2]}
+    assert {layout.devices for layout in placed.rollouts.values()} == {frozenset(devices)}
+    assert placed.carriers.keys() >= placed.rollouts.keys()
+    (carrier,) = {*placed.carriers.values()}
+    for layout in carrier.source, carrier.target:
+        assert carrier.spreads and layout.split.tp == 1
+        assert layout.size(layout.fsdp_axes) == inside
+
+
+def test_hosts_that_cannot_be_halved_are_refused():
+    with pytest.raises(OptionError, match="split needs an even number of processes and hosts"):
+        Places.of(parse(SPLIT_RUN), devices_of(3, 2, 4))

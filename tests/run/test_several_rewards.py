@@ -1,5 +1,6 @@
-"""Rewards of several functions on their way to advantages, against formulas in float64."""
+"""Rewards of several functions on their way to advantages, against formulas in float64, and how they are shaped."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 from pat_jax.run.collect import Drawn
 from pat_jax.run.learning import training_batch
+from pat_jax.run.start.shaping import KL_OF_A_TOKEN, Shaping
 
 GROUPS, SAMPLES = 3, 4
 RNG = np.random.default_rng(0)
@@ -113,3 +115,27 @@ def test_more_variance_comes_before_the_baseline(name):
     found = advantages(drawn_with(rewards, weights=(1.0,)), name=name, reward_adjustment="variance")
     np.testing.assert_allclose(found, advantages(drawn_with(adjusted, weights=(1.0,)), name=name))
     assert np.abs(found - advantages(drawn_with(rewards, weights=(1.0,)), name=name)).max() > 0.1
+
+
+def options(beta: float = 0.1, target: float = 0.5) -> AlgorithmConfig:
+    parts = {**ALGORITHMS["ppo"], **({"kl_horizon": 100} if target else {})}
+    return AlgorithmConfig(name="ppo", beta=beta, kl_target=target, **parts)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "expected"),
+    [
+        (options(), 0.1 * 1.02),
+        (options(beta=0.3), 0.3),  # another weight is asked for
+        (options(target=0.0), 0.1),  # a weight that stays
+    ],
+)
+def test_the_weight_of_the_penalty_goes_on_if_its_option_is_the_same(
+    resumed: AlgorithmConfig, expected: float
+):
+    shaping = Shaping.of(options(), {}).after({KL_OF_A_TOKEN: 9.0}, 10)
+    meta = json.loads(json.dumps(shaping.to_meta()))
+    again = Shaping.of(resumed, meta)
+    assert again.kl.beta == pytest.approx(expected, rel=1e-12)
+    # It is still the weight of a run that is resumed once more.
+    assert Shaping.of(resumed, again.to_meta()) == again
