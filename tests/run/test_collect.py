@@ -1,11 +1,14 @@
-"""Dynamic sampling: what is kept, what is drawn instead, and where it ends."""
+"""Dynamic sampling: what is kept, what is drawn instead, and where it ends; columns that are predicted meanwhile."""
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.common.stopwatch import Stopwatch
@@ -20,6 +23,7 @@ from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run import collect
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
+from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import FailedRollouts
@@ -156,3 +160,68 @@ def test_lanes_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch)
     collected([True] * 3, 0, reads=reads)
     ended = [f"add {i}" for i in range(WANTED * SAMPLES)]
     assert reads.seen == [*ended, "ask", "rewards", f"wait for {len(ended)}"]
+
+
+def response(index: int) -> Rollout:
+    tokens = np.full(1 + index % 3, index, np.int32)
+    prompt = Prompt(index, (1,), "text", {})
+    return Rollout(prompt, 0, tokens, np.zeros(len(tokens)), FinishReason.STOP)
+
+
+def sums(rollouts: Sequence[Rollout]) -> Columns:
+    return {"sums": [np.cumsum(one.tokens) for one in rollouts]}
+
+
+def squares(rollouts: Sequence[Rollout]) -> Columns:
+    return {"squares": [one.tokens**2 for one in rollouts]}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(12)))
+def test_columns_are_in_the_order_of_responses_whichever_ends_first(order: list[int]):
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        early = EarlyColumns([Lane(one, sums), Lane(other, squares)])
+        for index in order:
+            early.add(index, response(index))
+        early.wait(len(order))
+    every = [response(i) for i in range(len(order))]
+    expected = {**sums(every), **squares(every)}
+    assert early.columns.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_equal(early.columns[name], values)
+
+
+def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
+    has_read = threading.Event()
+
+    def predict(rollouts: Sequence[Rollout]) -> Columns:
+        has_read.set()
+        return sums(rollouts)
+
+    with ThreadPoolExecutor(1) as thread:
+        early = EarlyColumns([Lane(thread, predict, lambda some: False)])
+        early.add(0, response(0))
+        assert not has_read.is_set()
+        early.ask()
+        assert has_read.wait(30)
+        early.wait(1)
+
+
+def test_an_error_of_a_lane_ends_the_iteration():
+    def fail(rollouts: Sequence[Rollout]) -> Columns:
+        raise RuntimeError("the lane's devices are gone")
+
+    with ThreadPoolExecutor(1) as thread:
+        early = EarlyColumns([Lane(thread, fail)])
+        early.add(0, response(0))
+        with pytest.raises(RuntimeError, match="devices are gone"):
+            early.wait(1)
+        with pytest.raises(RuntimeError, match="devices are gone"):
+            early.add(1, response(1))
+
+
+def test_without_lanes_nothing_is_known_early():
+    early = EarlyColumns([])
+    early.add(0, response(0))
+    early.wait(1)
+    assert early.columns == {}

@@ -1,4 +1,5 @@
-"""What the policy says: every response in its file, and samples that a person reads on the page."""
+"""What the policy says: every response in its file, samples that a person reads on the page, and special tokens
+that texts leave out."""
 
 import re
 from itertools import groupby
@@ -10,17 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import parsed
 from runs import json_lines
+from tokenizer_files import write_tokenizer
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.files.folder import SAMPLES_FILE
-from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
+from pat_jax.run.logging.completions import (
+    PROMPTS_SHOWN,
+    RESPONSES_SHOWN,
+    Completions,
+    DroppedTokens,
+)
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.samples import MOST_CHARACTERS, Sample, SamplesFile, read_samples, table
+from pat_jax.run.start.task import load_tokenizer
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
@@ -179,3 +190,58 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path):
         metrics.write(1, {"reward/mean": 0.5})
     (events,) = (tmp_path / "tensorboard").glob("events*")
     assert b"1+2=" in events.read_bytes()
+
+
+EOS, PAD, IM, BOS = range(4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return write_tokenizer(folder, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>")
+
+
+def tokenizer_of(folder: Path, *options: str) -> HuggingFaceTokenizer:
+    argv = ["--model", str(folder), "--data", "a.jsonl", *options]
+    found = load_tokenizer(parse(argv).task)
+    assert isinstance(found, HuggingFaceTokenizer)
+    return found
+
+
+def ended(*tokens: int, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    nothing = np.zeros(len(tokens), np.float32)
+    return Rollout(Prompt(1, (9,), "?", {}), 0, np.array(tokens, np.int32), nothing, finish)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [((), "thethe"), (("--reward_skip_special_tokens", "false"), "the<im>the")]
+)
+@pytest.mark.parametrize("finish", FinishReason)
+def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, finish):
+    tokenizer = tokenizer_of(folder, *options)
+    the, end = tokenizer.encode("the"), [EOS] * (finish is FinishReason.STOP)
+    one, output = ended(*the, IM, *the, *end, finish=finish), list[str]()
+    assert response_reader([], tokenizer)(one).completion == text
+    with Completions(tokenizer, tmp_path, output.append, is_asked=True) as completions:
+        completions.write(1, "train", [one, one], np.zeros(2, np.float32))
+        completions.write(2, "eval", [one], np.zeros(1, np.float32))
+    lines = json_lines(tmp_path / "completions.jsonl")
+    assert [line["completion"] for line in lines] == [text] * 3
+    left_out = (
+        "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
+        "leave out: --reward_skip_special_tokens false keeps them"
+    )
+    assert output == ([] if options else [left_out])
+
+
+def test_beginning_end_and_padding_are_nothing_to_say(folder):
+    output, tokenizer = list[str](), tokenizer_of(folder)
+    dropped = DroppedTokens(tokenizer, output.append)
+    dropped.look([])
+    dropped.look([ended(BOS, *tokenizer.encode("the"), PAD, EOS), ended(EOS)])
+    assert not output
+    dropped.look([ended(EOS), ended(IM, EOS), ended(IM, IM, EOS)])
+    dropped.look([ended(IM, EOS)])
+    assert len(output) == 1 and output[0].startswith("2 of 3 responses")
+    DroppedTokens(TOKENIZER, output.append).look([ended(1)])  # of the built-in task
+    assert len(output) == 1
