@@ -196,8 +196,8 @@ def test_no_device_is_left_out(name, count: int):
     assert placement.are_apart("policy", "rollout") == (name == "separate" and count > 1)
 
 
-_SPLIT_RUN = "--algorithm ppo --placement split --algorithm.mini_batch_size 4"
-SPLIT_RUN = [*TINY, *_SPLIT_RUN.split(), "--rollout.prompts_per_step", "96"]
+SPLIT_OPTIONS = "--algorithm ppo --placement split --algorithm.mini_batch_size 4"
+SPLIT_RUN = [*TINY, *SPLIT_OPTIONS.split(), "--rollout.prompts_per_step", "96"]
 
 
 def devices_of(hosts: int, processes: int, each: int) -> list[Any]:
