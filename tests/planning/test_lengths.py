@@ -205,12 +205,12 @@ def test_memory_is_bounded_and_keeps_the_first(monkeypatch):
     assert means.expected(np.array([9, 2]), 0.0).tolist() == [3, 0]
 
 
-CAP, ROWS, MEDIAN = 4096, 64, 400
+MOST, ROWS, MEDIAN = 4096, 64, 400
 
 
 def after(steps: int, lengths: np.ndarray) -> StreamedLengths:
     """So many decode steps into a stream whose rows are filled again as soon as they are free."""
-    seen = StreamedLengths(LengthModel.empty(CAP), len(lengths))
+    seen = StreamedLengths(LengthModel.empty(MOST), len(lengths))
     free_at = np.zeros(ROWS, int)
     for i, length in enumerate(lengths):
         row = int(free_at.argmin())
@@ -221,14 +221,14 @@ def after(steps: int, lengths: np.ndarray) -> StreamedLengths:
 
 
 def share_longer(model: LengthModel, tokens: int) -> float:
-    return float(model.survival(np.array([0]), np.array([CAP]), np.array([tokens]))[0, 0])
+    return float(model.survival(np.array([0]), np.array([MOST]), np.array([tokens]))[0, 0])
 
 
 @pytest.mark.parametrize("steps", [200, 400, 1000, 4000])
 def test_half_are_expected_to_be_longer_than_the_median_at_every_moment(steps):
     """At 400 steps those that have ended alone would say 0.04, an empty model 0.82."""
     rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(np.log(MEDIAN), 0.7, 2048).astype(int), 1, CAP - 1)
+    lengths = np.clip(rng.lognormal(np.log(MEDIAN), 0.7, 2048).astype(int), 1, MOST - 1)
     seen = after(steps, lengths)
     at = np.minimum(MEDIAN, steps)
     truth = float((lengths > at).mean())
@@ -236,7 +236,7 @@ def test_half_are_expected_to_be_longer_than_the_median_at_every_moment(steps):
 
 
 def test_what_is_cut_is_longer_and_what_is_stopped_has_ended():
-    cut, stopped = (StreamedLengths(LengthModel.empty(CAP, 1e-6), 4) for _ in range(2))
+    cut, stopped = (StreamedLengths(LengthModel.empty(MOST, 1e-6), 4) for _ in range(2))
     for i in range(4):
         cut.note(i, 100, has_ended=i == 0)
         stopped.note(i, 100, has_ended=True)  # a stop string in it
@@ -246,5 +246,5 @@ def test_what_is_cut_is_longer_and_what_is_stopped_has_ended():
 
 
 def test_requests_that_have_not_begun_say_nothing():
-    before = LengthModel.empty(CAP)
+    before = LengthModel.empty(MOST)
     assert StreamedLengths(before, 5).model() is before

@@ -220,11 +220,11 @@ def test_samples_one_after_the_other_save_steps():
         assert on.tokens_per_row_step > 1.03 * off.tokens_per_row_step
 
 
-DRAFTS = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
+COPIED = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
 
 
 def test_the_built_in_ones_say_where_they_are_from():
-    found = DraftSources.built_in(DRAFTS, 8)
+    found = DraftSources.built_in(COPIED, 8)
     own, siblings = found.known
     assert (own.name, siblings.name) == (OWN, SIBLINGS) and found.largest is siblings
     # As benchmarks/results/draft_acceptance.json has the mean of seven models: 1.83 and 2.03.
@@ -237,5 +237,5 @@ def test_the_built_in_ones_say_where_they_are_from():
 
 
 def test_rollouts_without_room_or_samples_have_their_own_text_alone():
-    for drafts, samples in ((DRAFTS, 1), (replace(DRAFTS, texts=0), 8)):
+    for drafts, samples in ((COPIED, 1), (replace(COPIED, texts=0), 8)):
         assert [x.name for x in DraftSources.built_in(drafts, samples).known] == [OWN]
