@@ -124,7 +124,7 @@ def test_tables_go_on_where_they_end():
 
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
-MEASURED = ("h100:8", "a100:8")
+ON_TABLES = ("h100:8", "a100:8")
 
 
 @cache
@@ -153,7 +153,7 @@ def test_a_step_of_llama_on_h100_is_near_the_published_one():
 
 
 @needs_data
-@pytest.mark.parametrize("target", MEASURED)
+@pytest.mark.parametrize("target", ON_TABLES)
 def test_a_latency_model_grows_and_crosses_over(target: str):
     buckets = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=4096)
     model = Composer(measured_kernels(target), preset("qwen3-14b")).latency_model(buckets)
