@@ -1,5 +1,6 @@
 """What arrives at the rollout is what was sent, and what is not is noticed."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
@@ -195,3 +196,16 @@ class TestTheLogProbability:
         params = jax.device_put(broken, generator.trainer.shardings)
         generator.load(params)
         assert np.isnan(generator.compare(params))
+
+
+def test_arrays_that_are_alike_share_a_checksum_program():
+    """One program of a whole model takes as long to compile as a training step."""
+    source, target = CHAIN["dp4tp2"], CHAIN["dp1tp8"]
+    trainer = make_trainer(source, targets=[target])
+    arrays = jax.tree.leaves(POLICY.abstract_params)
+    missing = trainer.programs.missing()
+    keys = Counter(key.target for key in missing if key.name == "checksum")
+    for end, shardings in (None, trainer.shardings), (target.split, target.param_shardings(POLICY)):
+        placed = zip(arrays, jax.tree.leaves(shardings), strict=True)
+        kinds = {(x.shape, sharding) for x, sharding in placed}
+        assert keys[end] == len(kinds) < len(arrays)
