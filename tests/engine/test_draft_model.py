@@ -21,7 +21,9 @@ from generated_drafts import (
 from restless import Restless
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
-from pat_jax.engine.device.draft.draft_model import ModelDrafter
+from pat_jax.common.hosts.together import ProcessGroup
+from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
+from pat_jax.engine.device_executor import Digest
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import Step
@@ -157,3 +159,27 @@ def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     metrics = read_metrics(folder / "metrics.jsonl")
     losses = [row["train/exit_head_loss"] for row in metrics if "train/exit_head_loss" in row]
     assert len(losses) == (2 if who == "first layers" else 0) and np.isfinite(losses).all()
+
+
+def test_what_its_cache_holds_is_compared(monkeypatch):
+    """By all processes, before each burst: one that had forgotten what was said would be named."""
+    one, told = subject(0.0), []
+    monkeypatch.setattr(ProcessGroup, "compare", lambda self, name, value: told[-1].append(value))
+    pause = DraftCache.pause
+
+    def forgetting(self: DraftCache) -> None:
+        pause(self)
+        self.known[:] = 0
+
+    for forgets in (False, False, True):
+        told.append([])
+        with monkeypatch.context() as patch:
+            if forgets:
+                patch.setattr(DraftCache, "pause", forgetting)
+            one.run(requests()[:8], replace(one.static(1), num_draft_tokens=3))
+    known, again, forgot = told
+    assert known == again
+    first, second = next((a, b) for a, b in zip(known, forgot, strict=True) if a != b)
+    assert isinstance(first, Digest)
+    names = [name for name in Digest._fields if getattr(first, name) != getattr(second, name)]
+    assert names == ["drafts"]
