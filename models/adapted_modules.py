@@ -84,9 +84,9 @@ def _linear(
     return Linear(f"model.layers.{keys[1]}.mlp.{name}", 1, part)
 
 
-def targeted(policy: Policy, targets: Sequence[str], option: str) -> tuple[str, ...]:
+def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
     """Returns the modules that may have an adapter and that the targets name (see `Lora.of`).
-    Raises UserError, with the `option` of the targets, if one of them matches none."""
+    Raises UserError if one of them matches none."""
     linear, chosen = linear_modules(policy), set[str]()
     for target in targets:
         end = f".{target.removesuffix('.weight')}"
@@ -95,7 +95,7 @@ def targeted(policy: Policy, targets: Sequence[str], option: str) -> tuple[str, 
         else:
             found = {x for x in linear if f".{x}".endswith(end)}
         if not found:
-            raise _unmatched(f"option --{option} is {target!r}", target, linear, policy)
+            raise _unmatched(f"option --lora.targets is {target!r}", target, linear, policy)
         chosen |= found
     return tuple(name for name in linear if name in chosen)
 

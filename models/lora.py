@@ -53,19 +53,10 @@ class Lora:
     doubles_gate_up: bool = False
 
     @classmethod
-    def of(
-        cls,
-        policy: Policy,
-        *,
-        rank: int,
-        alpha: float,
-        targets: Sequence[str],
-        option: str = "lora.targets",
-    ) -> "Lora":
+    def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
         """Finds the modules that the targets name.
 
         Args:
-          option: the option with the targets, for messages.
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
             `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
@@ -73,7 +64,7 @@ class Lora:
         Raises:
           UserError: a target matches no linear layer.
         """
-        return cls(policy, rank, alpha, targeted(policy, targets, option))
+        return cls(policy, rank, alpha, targeted(policy, targets))
 
     @property
     def scale(self) -> float:

@@ -3,7 +3,7 @@
 Weights are stored as [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
 
 OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
+RunLayer = Callable[[OfLayer, Array, Any], tuple[Array, Any, Routed | None]]  # with its cache
 
 
 class MLP(nnx.Module):
@@ -133,32 +134,22 @@ class Transformer(nnx.Module):
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        run = self._runner(
-            positions=positions,
-            rotation=angles(positions, rope_frequencies(self.config)),
-            is_real=tokens >= 0,
-            partition=partition,
-            remat=remat,
-        )
+        how = {"is_real": tokens >= 0, "partition": partition, "remat": remat}
+        run = self._runner(positions, **how)
         layers = self._layers(recorded)[:depth]
         if cache is None:
-
-            def without_cache(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
-                x, _, of_layer = run(layer, x, None)
-                return x, of_layer
-
-            x, routed = (scanned if scan_layers else unrolled)(without_cache, layers, x)
+            x, routed = _without_caches(run, layers, x, is_loop=scan_layers)
         else:
-            written, routed = list(cache), []
-            for i, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
-                x, written[i], of_layer = run(layer, x, layer_cache)
-                routed.append(of_layer)
-            cache = tuple(written)
+            x, cache, routed = _with_caches(run, layers, x, cache)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
         return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
-    def _runner(self, **how: Any) -> Callable[..., tuple[Array, Any, Routed | None]]:
+    def _runner(self, positions: Array, **how: Any) -> RunLayer:
         """Returns a function that runs one layer, dense or sparse, on an input and a cache."""
+        how |= {
+            "positions": positions,
+            "rotation": angles(positions, rope_frequencies(self.config)),
+        }
         first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
         definitions = {kind: nnx.graphdef(self.layers[i]) for kind, i in first.items()}
 
@@ -226,6 +217,32 @@ def values(
     with jax.named_scope("score"):
         found = linear(hidden, weights, dtype=jnp.float32)[..., 0]
         return found if bias is None else found + bias[0].astype(jnp.float32)
+
+
+def _without_caches(
+    run: RunLayer, layers: Sequence[OfLayer], x: Array, *, is_loop: bool
+) -> tuple[Array, Sequence[Routed | None]]:
+    """Runs layers, as a loop or one by one. Returns the last output, and what the routers of each
+    layer return."""
+
+    def one(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
+        x, _, of_layer = run(layer, x, None)
+        return x, of_layer
+
+    return (scanned if is_loop else unrolled)(one, layers, x)
+
+
+def _with_caches(
+    run: RunLayer, layers: Sequence[OfLayer], x: Array, caches: Sequence[Cache]
+) -> tuple[Array, tuple[Any, ...], list[Routed | None]]:
+    """Runs layers that write to their caches. Returns the last output, the caches as they are then,
+    and what the routers of each layer return."""
+    written, routed = [], []
+    for layer, cache in zip(layers, caches, strict=True):
+        x, cache_after, of_layer = run(layer, x, cache)
+        written.append(cache_after)
+        routed.append(of_layer)
+    return x, tuple(written), routed
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from pat_jax.rl.rewards.report import mean_reward
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
+PASSES = 1.0  # the least reward with which a sample passes
 NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution is within ± so many deviations
 
 
@@ -60,7 +61,6 @@ class Evaluated:
     is_cut: Bool[np.ndarray, "problems samples"]  # whether the response was truncated
     answers: Sequence[Sequence[str | None]]  # final answers, by problem and sample
     functions: Sequence[FunctionScores]  # scores of the samples, problem after problem
-    pass_threshold: float  # a sample passes from this reward on
 
     @property
     def num_samples(self) -> int:
@@ -74,7 +74,7 @@ class Evaluated:
 
     @property
     def passes(self) -> Bool[np.ndarray, "problems samples"]:
-        return self.rewards >= np.float32(self.pass_threshold)  # NaN gives False
+        return self.rewards >= PASSES  # NaN gives False
 
     def part(self, name: str, problems: slice) -> "Evaluated":
         """Returns a slice of the problems, under another name."""

@@ -101,9 +101,14 @@ def batch_of(
         assert state is None
         return batch.with_column("old_values", [values_of(x) for x in everyone])
 
-    shared = {"layout": SimpleNamespace(platform="cpu", devices=frozenset()), "predicts": True}
-    policy: Any = SimpleNamespace(name=POLICY, old="old_logprobs", predict=predict, **shared)
-    critic: Any = SimpleNamespace(name=CRITIC, old="old_values", predict=value, **shared)
+    layout = SimpleNamespace(platform="cpu")
+    shared = {"layout": layout, "devices": frozenset(), "predicts": True}
+    policy: Any = SimpleNamespace(
+        name=POLICY, title="policy", old="old_logprobs", predict=predict, **shared
+    )
+    critic: Any = SimpleNamespace(
+        name=CRITIC, title="critic", old="old_values", predict=value, **shared
+    )
     columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
     readers = {name: reader(column) for name, column in columns.items()}
     roles = Roles(policy, readers, critic if algorithm.has_critic else None)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.rollout import AskedRollout, RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
@@ -102,7 +102,7 @@ class Settings:
 
     @property
     def rollout(self) -> RolloutConfig:
-        return RolloutConfig(
+        return AskedRollout(
             max_prompt_length=self.max_prompt_length,
             max_completion_length=self.max_completion_length,
             check_every=2,

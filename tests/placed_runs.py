@@ -25,7 +25,7 @@ PPO = """
     --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
-WAITED = {"scores": ["reward/early_waited_seconds"], "none": []}
+WAITED = ["reward/early_waited_seconds"]
 SAME = "reward/mean", "reward/judge/mean", "train/loss", "critic/loss"
 TRAINED = "train", "critic"
 

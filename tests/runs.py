@@ -47,7 +47,7 @@ _ROLLOUT = """
     --algorithm.tokens_per_micro_batch 1024 --eval.every 2 --eval.num_prompts 8 --checkpoint.every 2
 """
 _MODEL = """
-    --preset demo --model tiny --warm_start.steps 2 --warm_start.batch_size 8
+    --preset demo --model tiny --warm_start.steps 2
     --rollout.compile all --show_switch false
 """
 SMALL_ROLLOUT, TINY = _ROLLOUT.split(), (_MODEL + _ROLLOUT).split()

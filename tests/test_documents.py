@@ -43,6 +43,17 @@ def test_a_command_has_options_that_are_there(document: str, command: str, words
         assert (PRESETS / f"{words[words.index('--preset') + 1]}.yaml").is_file()
 
 
+def test_every_option_of_train_is_on_a_page():
+    """By its name, or by its last part where a page tells of its section."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in [DOCUMENTS[0], *PAGES])
+    options = list(options_of(CLASSES["train"]()))
+    assert len(options) <= 140
+    for option in options:
+        names = [f"--{name}" for name in (option.name, option.short) if name]
+        names.append(f"`{option.name.rpartition('.')[2]}")
+        assert any(re.search(rf"{re.escape(name)}\b", pages) for name in names), option.name
+
+
 @pytest.mark.parametrize(("command", "words"), [(c, w) for d, c, w in told() if d == "README.md"])
 def test_a_command_of_the_readme_runs_as_it_stands(command: str, words: list[str]):
     check_stands(command, words)

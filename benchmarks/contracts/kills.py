@@ -66,12 +66,12 @@ WITHIN = 3  # iterations of a process
 STEPS = 10
 OPTIONS = (
     *("--preset", "demo", "--model", "tiny", "--deterministic", "--seed", "3"),
-    *("--warm_start.steps", "6", "--warm_start.batch_size", "8", "--rollout.compile", "all"),
+    *("--warm_start.steps", "6", "--rollout.compile", "all"),
     *("--rollout.prompts_per_step", "4", "--rollout.num_generations", "2"),
     *("--rollout.max_completion_length", "56", "--rollout.min_rows", "4"),
     *("--rollout.min_length", "128", "--rollout.prefill_blocks", "16"),
     *("--algorithm.mini_batch_size", "4", "--algorithm.tokens_per_micro_batch", "1024"),
-    *("--layout", "auto", "--switch_to", "dp1tp2", "--switch_at", "3"),
+    *("--layout", "dp1tp2@3"),
     *("--eval.every", "4", "--eval.num_prompts", "8", "--show_switch", "false"),
     *("--steps", str(STEPS)),
 )

@@ -18,7 +18,7 @@ from benchmarks.report import options
 from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.sizing.draft_choice import ON_ACCELERATORS
+from pat_jax.engine.sizing.draft_choice import ON_ACCELERATORS, TEXTS_ROOM
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -29,7 +29,7 @@ from pat_jax.profiling.simulate.simulator import replay
 
 GPU, LENGTHS = "8xH100", ("r1", "math")
 OPTIONS = SpeculationConfig()
-DRAFTS = Drafts(OPTIONS.num_draft_tokens, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
+DRAFTS = Drafts(OPTIONS.num_draft_tokens, OPTIONS.longest, ON_ACCELERATORS, TEXTS_ROOM)
 ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, mean acceptance known"
 
 

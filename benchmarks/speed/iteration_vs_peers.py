@@ -63,7 +63,6 @@ class Iteration:
             "devices": devices,
             "remat": "none",
             "run_dir": run_dir,
-            "log_samples_every": 0,
             "eval.every": 0,
             "checkpoint.every": 10**6,
             "rollout.prompts_per_step": self.prompts,

@@ -38,6 +38,17 @@ _ONLY_VALUES: Mapping[str, object] = {
     "scoring_func": "softmax",
 }
 
+# Fields that are written alike for every model.
+_OF_EVERY_MODEL: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "bos_token_id": None,  # Llama's class would otherwise assume 1 and 2
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
 
 def read_config(directory: str | Path, head: Head | None = None) -> ModelConfig:
     """Returns the model that `directory/config.json` describes.
@@ -51,17 +62,7 @@ def read_config(directory: str | Path, head: Head | None = None) -> ModelConfig:
       UserError: the file is missing or damaged, or describes an unsupported model, or one with a
         scalar head where `head` is `vocab`.
     """
-    path = Path(directory) / CONFIG_FILE
-    if not path.parent.is_dir():
-        raise UserError(
-            f"{path.parent}: there is no such directory, expected a Hugging Face checkpoint directory."
-        )
-    if not path.is_file():
-        raise UserError(
-            f"{path}: the file is missing, expected in every Hugging Face checkpoint directory; "
-            f"give the directory that holds config.json and the model's safetensors files."
-        )
-    fields = Fields(read_json_object(path), path)
+    fields = _read_fields(Path(directory) / CONFIG_FILE)
     stored = read_class(fields, head)
     family = stored.family
     _refuse_unsupported(fields, family)
@@ -87,6 +88,19 @@ def read_config(directory: str | Path, head: Head | None = None) -> ModelConfig:
         max_position=fields.integer("max_position_embeddings"),
         experts=read_experts(fields, family) if family.has_experts else None,
     )
+
+
+def _read_fields(path: Path) -> Fields:
+    if not path.parent.is_dir():
+        raise UserError(
+            f"{path.parent}: there is no such directory, expected a Hugging Face checkpoint directory."
+        )
+    if not path.is_file():
+        raise UserError(
+            f"{path}: the file is missing, expected in every Hugging Face checkpoint directory; "
+            f"give the directory that holds config.json and the model's safetensors files."
+        )
+    return Fields(read_json_object(path), path)
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
@@ -182,16 +196,7 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
     """
     written = class_of(config)
     family = written.family
-    if (config.attention_bias, config.qk_norm) != (family.attention_bias, family.qk_norm):
-        raise ValueError(
-            f"{config.architecture} has attention_bias={family.attention_bias} and qk_norm={family.qk_norm}; "
-            f"this configuration has {config.attention_bias} and {config.qk_norm}, which no checkpoint can say."
-        )
-    if (config.experts is not None) != family.has_experts:
-        raise ValueError(
-            f"{config.architecture} has {'' if family.has_experts else 'no '}experts; this configuration has "
-            f"experts={config.experts}, which no checkpoint can say."
-        )
+    _check_expressible(config, family)
     fields: dict[str, object] = {
         "architectures": [written.name],
         "model_type": family.model_type,
@@ -202,19 +207,13 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
         "max_position_embeddings": config.max_position,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": _scaling_fields(config.rope_scaling),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": jnp.dtype(dtype).name,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "use_cache": True,
-        "bos_token_id": None,  # Llama's class would otherwise assume 1 and 2
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **_OF_EVERY_MODEL,
     }
     if config.head == "scalar":
         fields |= {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}
@@ -227,6 +226,19 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
     if family is MIXTRAL:
         return fields | {"sliding_window": None}
     return fields | {"use_sliding_window": False, "sliding_window": None}
+
+
+def _check_expressible(config: ModelConfig, family: Family) -> None:
+    if (config.attention_bias, config.qk_norm) != (family.attention_bias, family.qk_norm):
+        raise ValueError(
+            f"{config.architecture} has attention_bias={family.attention_bias} and qk_norm={family.qk_norm}; "
+            f"this configuration has {config.attention_bias} and {config.qk_norm}, which no checkpoint can say."
+        )
+    if (config.experts is not None) != family.has_experts:
+        raise ValueError(
+            f"{config.architecture} has {'' if family.has_experts else 'no '}experts; this configuration has "
+            f"experts={config.experts}, which no checkpoint can say."
+        )
 
 
 def _scaling_fields(scaling: RopeScaling | None) -> dict[str, object] | None:

@@ -52,11 +52,9 @@ def attend_blocks_on_gpu(
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Attends with the queries of row r, at places `start[r]` … `start[r]` + length - 1.
 
-    Each query sees the keys up to its own place. One program runs for each row, KV head,
-    `GPU_QUERIES` of the queries that share the head's keys, and part of the row's keys.
-
-    Args:
-      trunk: for rows that branch, see `layers.sees`.
+    Each query sees the keys up to its own place; `trunk` is for rows that branch (`layers.sees`).
+    One program runs for each row, KV head, `GPU_QUERIES` of the queries that share the head's keys,
+    and part of the row's keys.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
@@ -64,20 +62,14 @@ def attend_blocks_on_gpu(
     table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
     grid = rows, heads, flat.shape[2] // tile
     parts = max(min(GPU_PROGRAMS // math.prod(grid), GPU_PARTS, table.shape[1] // at_once), 1)
-    number = pl.BlockSpec((1,), lambda row, *_: (row,))
-    of_row = pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0))
-    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
-    pool = pl.BlockSpec(keys.shape, lambda *_: (0, 0, 0, 0))
+    taken, given = _blocks_on_gpu(table.shape[1], keys.shape, tile, dim)
     out, logsumexp = pl.pallas_call(
         functools.partial(
             _attend_on_gpu, length=length, at_once=at_once, parts=parts, branches=trunk is not None
         ),
         grid=(*grid, parts),
-        in_specs=[number, number, of_row, tiles, pool, pool],
-        out_specs=[
-            pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
-            pl.BlockSpec((None, None, None, tile), lambda *at: (at[3], *at[:3])),
-        ],
+        in_specs=taken,
+        out_specs=given,
         out_shape=[
             jax.ShapeDtypeStruct((parts, *flat.shape), queries.dtype),
             jax.ShapeDtypeStruct((parts, *flat.shape[:3]), jnp.float32),
@@ -87,6 +79,21 @@ def attend_blocks_on_gpu(
         name="attend_blocks",
     )(start, start if trunk is None else trunk, table, flat, keys, values)
     return _by_token(_joined(out, logsumexp), length, group)
+
+
+def _blocks_on_gpu(
+    width: int, pool_shape: tuple[int, ...], tile: int, dim: int
+) -> tuple[list[pl.BlockSpec], list[pl.BlockSpec]]:
+    """The blocks that a program takes (its row's start, trunk and table, a tile of queries, both
+    pools) and gives."""
+    number = pl.BlockSpec((1,), lambda row, *_: (row,))
+    of_row = pl.BlockSpec((None, width), lambda row, *_: (row, 0))
+    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
+    pool = pl.BlockSpec(pool_shape, lambda *_: (0, 0, 0, 0))
+    return [number, number, of_row, tiles, pool, pool], [
+        pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
+        pl.BlockSpec((None, None, None, tile), lambda *at: (at[3], *at[:3])),
+    ]
 
 
 def _schedule(tile: int) -> triton.CompilerParams:
@@ -212,14 +219,7 @@ def _attend_on_tpu(
                 for fetched in (fetched_keys, fetched_values)
             )
             scores = _dot(queries_ref[head], keys, 1) * dim**-0.5
-            scores = jnp.where(is_visible, scores, MASKED)
-            old = largest[head][:, :1]
-            new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-            weights, kept = jnp.exp(scores - new), jnp.exp(old - new)
-            total = totals[head][:, :1] * kept + jnp.sum(weights, axis=1, keepdims=True)
-            sums[head] = sums[head] * kept + _dot(weights.astype(values.dtype), values, 0)
-            largest[head] = jnp.broadcast_to(new, largest.shape[1:])
-            totals[head] = jnp.broadcast_to(total, totals.shape[1:])
+            _add(head, jnp.where(is_visible, scores, MASKED), values, sums, largest, totals)
         return carry
 
     fetch(0, 0)
@@ -228,6 +228,17 @@ def _attend_on_tpu(
     totals[...] = jnp.zeros_like(totals)
     jax.lax.fori_loop(0, turns, over_pages, None)
     out_ref[...] = (sums[...] / totals[...][:, :, :1]).astype(out_ref.dtype)
+
+
+def _add(head, scores, values, sums, largest, totals) -> None:
+    """Adds keys with these scores to a head's running softmax."""
+    old = largest[head][:, :1]
+    new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
+    weights, kept = jnp.exp(scores - new), jnp.exp(old - new)
+    total = totals[head][:, :1] * kept + jnp.sum(weights, axis=1, keepdims=True)
+    sums[head] = sums[head] * kept + _dot(weights.astype(values.dtype), values, 0)
+    largest[head] = jnp.broadcast_to(new, largest.shape[1:])
+    totals[head] = jnp.broadcast_to(total, totals.shape[1:])
 
 
 def _copies(table_ref, pools, semaphores, at_once: int, turn, slot) -> list:

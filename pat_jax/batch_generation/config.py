@@ -91,8 +91,6 @@ class GenerateConfig(ChatOptions, Generating):
     compute_dtype: ComputeDtype = "auto"
     """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on
     GPUs and TPUs, else float32."""
-    debug_nans: bool = False
-    """If a request fails because its logits are NaN, name the layer where NaN or infinity starts."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -35,7 +35,7 @@ from pat_jax.run.roles.reward_models import (
 from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.roles.weights import check_weights
-from pat_jax.run.scoring import FailedRollouts, open_scorer, try_out
+from pat_jax.run.scoring import open_scorer, try_out
 from pat_jax.run.start.setup import checked_tokenizer, model_config
 
 
@@ -88,7 +88,7 @@ def evaluate(config: EvaluateConfig) -> None:
                     scorer,
                     completions,
                     progress,
-                    FailedRollouts(run.optimizer.max_skipped),
+                    few=config.num_completions_to_print,
                 )
                 ask = partial(folder.responses.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)

@@ -64,7 +64,7 @@ class Prepared:
     recommended: SamplingOverrides
 
     def open(self) -> Session:
-        return self.setup.open(max_length=self.config.max_length, debug_nans=self.config.debug_nans)
+        return self.setup.open(max_length=self.config.max_length)
 
 
 def prepared(

@@ -24,9 +24,6 @@ class AdvantageOptions(Options):
     """What becomes of several rewards: their weighted sum is compared within a group, or each is
     compared and scaled by itself, and the weighted sum of that is scaled over the iteration
     (GDPO)."""
-    reward_adjustment: Literal["none", "variance"] = "none"
-    """Change the rewards of a group before they are compared: none, or variance, which moves them
-    apart as far as their mean, their order, the highest and the lowest allow (GRPOVI)."""
     gamma: float = option(1.0, UP_TO_ONE)
     """Discount per token of later rewards, with a critic."""
     lam: float = option(0.95, UP_TO_ONE)
@@ -52,26 +49,41 @@ class AdvantageOptions(Options):
 
 
 def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
-    """Yields options that need a sum of rewards or a comparison, whether it is made, and what is
-    expected where it is not.
+    """Yields options that others exclude, whether they are valid, and what is expected.
 
     Args:
       algorithm: the whole `AlgorithmConfig`, whose file imports this one.
     """
     if algorithm.is_by_function:
-        alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
-        unsummed = f"{alone}, which has no sum of rewards"
-        yield "baseline", algorithm.baseline == "group", f"group {alone}"
-        yield "scale_rewards", algorithm.scale_rewards == "group", f"group {alone}"
-        yield "kl_in", not algorithm.penalizes_kl, f"loss {unsummed} to subtract from"
-        for name in ("overlong_buffer", "missing_eos_penalty"):
-            yield name, not getattr(algorithm, name), f"0 {unsummed} to subtract from"
-        yield "reward_clip", not algorithm.reward_clip, f"0 {unsummed} to clip"
-        is_plain = algorithm.reward_adjustment == "none"
-        words = f"none {alone}, which scales the variance of each reward already"
-        yield "reward_adjustment", is_plain, words
-    yield (
-        "reward_adjustment",
-        algorithm.reward_adjustment == "none" or algorithm.is_relative,
-        f"none with --algorithm.baseline {algorithm.baseline}: no group is compared",
-    )
+        yield from _rules_by_function(algorithm)
+    baseline = f"with --algorithm.baseline {algorithm.baseline}"
+    is_scaled = algorithm.scale_rewards != "none"
+    scales = f"with --algorithm.scale_rewards {algorithm.scale_rewards}, which scales already"
+    whitens = "none with --algorithm.whiten_advantages, which scales already"
+    none_compared = f"none {baseline}: no group is compared; whiten_advantages scales"
+    every_signal = f"0 {baseline}, to which every response is a signal"
+    steered = "0 without --algorithm.beta, which it steers, and --algorithm.kl_in reward"
+    of_target = "its default without --algorithm.kl_target, which it belongs to"
+    has_horizon = algorithm.kl_horizon != AdvantageOptions.kl_horizon
+    yield "scale_rewards", not (is_scaled and algorithm.whiten_advantages), whitens
+    yield "scale_rewards", not is_scaled or algorithm.is_relative, none_compared
+    yield "dynamic_sampling", not algorithm.dynamic_sampling or algorithm.is_relative, every_signal
+    yield "kl_target", not algorithm.kl_target or algorithm.penalizes_kl, steered
+    yield "kl_horizon", algorithm.kl_target > 0 or not has_horizon, of_target
+    yield "normalize_reward", not (algorithm.normalize_reward and is_scaled), f"false {scales}"
+    for name in () if algorithm.has_critic else OF_CRITICS:
+        default = getattr(AdvantageOptions, name)
+        expected = f"{str(default).lower()} {baseline}, which has no critic"
+        yield name, getattr(algorithm, name) == default, expected
+
+
+def _rules_by_function(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
+    """The same where each reward function's scores are compared by themselves."""
+    alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
+    unsummed = f"{alone}, which has no sum of rewards"
+    yield "baseline", algorithm.baseline == "group", f"group {alone}"
+    yield "scale_rewards", algorithm.scale_rewards == "group", f"group {alone}"
+    yield "kl_in", not algorithm.penalizes_kl, f"loss {unsummed} to subtract from"
+    for name in ("overlong_buffer", "missing_eos_penalty"):
+        yield name, not getattr(algorithm, name), f"0 {unsummed} to subtract from"
+    yield "reward_clip", not algorithm.reward_clip, f"0 {unsummed} to clip"

@@ -29,7 +29,6 @@ class MicroBatches:
       prompts: of an optimizer step, each with `num_generations` responses.
       min_length: the shortest row's length in tokens.
       demonstrations: of a step of the supervised stage; 0: there is no such stage.
-      share_prompts: whether responses of a group share their prompt in a row where kernels can.
     """
 
     tokens: int
@@ -39,7 +38,6 @@ class MicroBatches:
     max_completion_length: int
     min_length: int
     demonstrations: int
-    share_prompts: bool
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import NAMES, RESPONSES, STEPS, TEMPERATURE, Rule, count, require
-
-LARGEST_REWARD = 1e6
-REWARD: Rule = (
-    lambda x: abs(x) <= LARGEST_REWARD,
-    f"a number from {-LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}",
-)
+from pat_jax.common.rules import NAMES, RESPONSES, STEPS, TEMPERATURE, require
 
 
 @dataclass(frozen=True)
@@ -44,10 +38,6 @@ class EvalConfig(EvalSchedule):
     eval/maj@k."""
     temperature: float = option(1.0, TEMPERATURE)
     """Sampling temperature of the evaluation; 0 is greedy."""
-    pass_threshold: float = option(1.0, REWARD)
-    """Least reward with which a response passes, for pass@k and maj@k."""
-    num_completions_to_print: int = option(2, count(0, 1000))
-    """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
 
     def __post_init__(self):
         super().__post_init__()

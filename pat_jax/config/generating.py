@@ -8,7 +8,7 @@ from pat_jax.common.options.declared import option
 from pat_jax.common.rules import RESPONSES
 from pat_jax.config.data import DataConfig
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.rollout import AskedRollout, RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import OnDevices, Planned
 
@@ -24,9 +24,6 @@ class Generating(Planned, OnDevices):
     merged into the weights of --model."""
     batch: int = option(32, RESPONSES)
     """Sequences generated at once (rounded up to a multiple of the devices)."""
-    stop_at_turn_end: bool = True
-    """End a response also with the token with which the chat template ends an answer, where the
-    checkpoint names others."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
     with a scale for each output. They take a half or a quarter of the memory, and change the model
@@ -40,7 +37,6 @@ class Generating(Planned, OnDevices):
             layout=self.layout,
             train=False,
             data=data,
-            rollout=RolloutConfig(stop_at_turn_end=self.stop_at_turn_end),
             seed=self.seed,
             compute_dtype=self.compute_dtype,
         )
@@ -50,16 +46,15 @@ class Generating(Planned, OnDevices):
     ) -> RunConfig:
         """Returns `run` with the options that an engine is built by. It has room for at least
         `rows` sequences at once; `lengths` are tokens of the longest prompt and response.
-        `sampling` are other options of `RolloutConfig`."""
+        `sampling` are other options of `AskedRollout`."""
         (prompt, response), page = lengths, RolloutConfig.page_size
         rows = math.ceil(rows / num_devices) * num_devices
-        rollout = RolloutConfig(
+        rollout = AskedRollout(
             prompts_per_step=rows,
             num_generations=1,
             max_prompt_length=prompt,
             max_completion_length=response,
             weights=self.weights,
-            stop_at_turn_end=self.stop_at_turn_end,
             min_length=math.ceil(min(SHORTEST_CACHE, prompt + response) / page) * page,
             **sampling,
         )

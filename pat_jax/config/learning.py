@@ -1,5 +1,6 @@
 """Options of learning: the algorithm, and the supervised stage before."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -7,7 +8,6 @@ from pat_jax.common.options.declared import SHORT_FORM, Options, option, stands_
 from pat_jax.common.rules import (
     COUNT,
     FRACTION_OR_ZERO,
-    LEARNING_RATE,
     RESPONSES,
     STEPS,
     Rule,
@@ -16,12 +16,13 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
-from pat_jax.config.advantages import OF_CRITICS, AdvantageOptions, reward_rules
+from pat_jax.config.advantages import AdvantageOptions, reward_rules
 from pat_jax.config.algorithms import ALGORITHMS, Name
 from pat_jax.config.rollout import RolloutConfig
 
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
 LOWER_CLIP: Rule = (lambda x: 0 < x <= 1, "a number above 0 and up to 1")
+DEMONSTRATIONS = 64  # most of a step of the supervised stage, which is at most one micro-batch
 CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
@@ -97,9 +98,6 @@ class AlgorithmConfig(AdvantageOptions):
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
-    share_prompts: bool = True
-    """Compute a prompt once for all its responses in the same row of a micro-batch, if this leaves
-    fewer tokens; off: once for each response. The loss and its gradient are the same."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
@@ -116,9 +114,8 @@ class AlgorithmConfig(AdvantageOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, is_right, expected in reward_rules(self):
-            self.need(name, is_right, expected)
-        self._check_pairs()
+        for name, is_valid, expected in (*reward_rules(self), *loss_rules(self)):
+            self.need(name, is_valid, expected)
 
     @property
     def is_relative(self) -> bool:
@@ -149,67 +146,30 @@ class AlgorithmConfig(AdvantageOptions):
         changed += [f"loss {self.loss}"] * bool(self.loss)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
-    def _check_pairs(self) -> None:
-        """Raises OptionError if two options exclude each other."""
-        is_scaled = self.scale_rewards != "none"
-        for is_wrong, name, expected in (
-            (
-                self.surrogate == "cispo" and self.delta > 0,
-                "delta",
-                "0 with --algorithm.surrogate cispo, which has no gain to bound",
-            ),
-            (
-                self.beta > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
-                "kl_estimator",
-                "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
-            ),
-            (
-                self.reward_coef == 0 and self.distill_coef == 0,
-                "reward_coef",
-                "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
-            ),
-            (
-                self.reward_coef == 0 and self.has_critic,
-                "reward_coef",
-                "above 0 with --algorithm.baseline critic, which learns from rewards alone",
-            ),
-            (
-                is_scaled and self.whiten_advantages,
-                "scale_rewards",
-                "none with --algorithm.whiten_advantages, which scales already",
-            ),
-            (
-                is_scaled and not self.is_relative,
-                "scale_rewards",
-                f"none with --algorithm.baseline {self.baseline}: no group is compared; whiten_advantages "
-                "scales",
-            ),
-            (
-                self.dynamic_sampling > 0 and not self.is_relative,
-                "dynamic_sampling",
-                f"0 with --algorithm.baseline {self.baseline}, to which every response is a signal",
-            ),
-            (
-                self.kl_target > 0 and not self.penalizes_kl,
-                "kl_target",
-                "0 without --algorithm.beta, which it steers, and --algorithm.kl_in reward",
-            ),
-            (
-                self.kl_horizon != AlgorithmConfig.kl_horizon and not self.kl_target,
-                "kl_horizon",
-                "its default without --algorithm.kl_target, which it belongs to",
-            ),
-            (
-                self.normalize_reward and is_scaled,
-                "normalize_reward",
-                f"false with --algorithm.scale_rewards {self.scale_rewards}, which scales already",
-            ),
-        ):
-            self.need(name, not is_wrong, expected)
-        for name in () if self.has_critic else OF_CRITICS:
-            default = getattr(AdvantageOptions, name)
-            words = f"{str(default).lower()} with --algorithm.baseline {self.baseline}, which has no critic"
-            self.need(name, getattr(self, name) == default, words)
+
+def loss_rules(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
+    """Yields options of the loss that others exclude, whether they are valid, and what is
+    expected."""
+    yield (
+        "delta",
+        algorithm.surrogate != "cispo" or not algorithm.delta,
+        "0 with --algorithm.surrogate cispo, which has no gain to bound",
+    )
+    yield (
+        "kl_estimator",
+        not algorithm.beta or algorithm.kl_in == "reward" or algorithm.kl_estimator != "k1",
+        "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
+    )
+    yield (
+        "reward_coef",
+        algorithm.reward_coef > 0 or algorithm.distill_coef > 0,
+        "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
+    )
+    yield (
+        "reward_coef",
+        algorithm.reward_coef > 0 or not algorithm.has_critic,
+        "above 0 with --algorithm.baseline critic, which learns from rewards alone",
+    )
 
 
 @dataclass(frozen=True)
@@ -220,10 +180,6 @@ class WarmStartConfig(Options):
 
     steps: int = option(0, STEPS)
     """Supervised steps before reinforcement learning; 0 skips the stage."""
-    batch_size: int = option(64, RESPONSES)
-    """Most demonstrations in one supervised step, which is at most one micro-batch."""
-    learning_rate: float = option(1e-3, LEARNING_RATE)
-    """Peak learning rate of the supervised stage (cosine to zero)."""
 
 
 def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:

@@ -12,33 +12,15 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class AdapterConfig(Options):
-    """Low-rank adapters, trained instead of a whole model (LoRA, docs/lora.md)."""
+    """Low-rank adapters, trained instead of a whole model."""
 
     rank: int = option(0, count(0, MOST_RANK))
-    """Rank of the adapters; 0 trains the whole model."""
-    alpha: float = option(0.0, not_negative(10**6))
-    """The adapters' product is multiplied by alpha / rank; 0 takes twice the rank."""
-    targets: tuple[str, ...] = option((), NAMES)
-    """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
-    mlp.up_proj, layers.0.self_attn.o_proj), or experts by PEFT's names (experts.gate_up_proj,
-    experts.down_proj, their router gate.weight). If none is given: all-linear, which for a model
-    with experts is its attention."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.is_on:
-            off = f"with {self.off}"
-            self.need("alpha", not self.alpha, f"0 {off}")
-            self.need("targets", not self.targets, f"none {off}")
+    """Rank of the adapters, which all linear layers have, of a model with experts its attention; 0
+    trains the whole model. Their alpha is twice the rank."""
 
     @property
     def is_on(self) -> bool:
         return self.rank > 0
-
-    @property
-    def off(self) -> str:
-        """What switches the adapters off, in words."""
-        return f"--{self.SECTION}rank 0, which trains the whole model"
 
 
 @dataclass(frozen=True)
@@ -68,7 +50,10 @@ class LoraConfig(AdapterConfig):
     def __post_init__(self):
         super().__post_init__()
         if not self.is_on:
-            self.need("export", self.export == "merged", f"merged with {self.off}")
+            off = "with --lora.rank 0 and no --lora.adapter, which trains all of the policy"
+            self.need("alpha", not self.alpha, f"0 {off}")
+            self.need("targets", not self.targets, f"none {off}")
+            self.need("export", self.export == "merged", f"merged {off}")
 
     def check_base(self, model: str) -> None:
         """Raises OptionError if adapters are exported alone, and no other program has `model`."""
@@ -80,7 +65,3 @@ class LoraConfig(AdapterConfig):
     @property
     def is_on(self) -> bool:
         return self.rank > 0 or self.adapter != ""
-
-    @property
-    def off(self) -> str:
-        return "--lora.rank 0 and no --lora.adapter, which trains all of the policy"

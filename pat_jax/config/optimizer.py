@@ -5,7 +5,6 @@ from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import (
-    COUNT_OR_ZERO,
     FRACTION_OR_ZERO,
     LEARNING_RATE,
     STEPS,
@@ -50,7 +49,3 @@ class OptimizerConfig(OptimizerState):
     """Decay of the second moment."""
     max_grad_norm: float = option(1.0, positive(10**6))
     """Global-norm gradient clipping."""
-    max_skipped: int = option(8, COUNT_OR_ZERO)
-    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more
-    ends the run. Their batches are kept in the run's folder, in skipped. Also most rollouts in a
-    row in which no response has a reward."""

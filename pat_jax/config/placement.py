@@ -32,10 +32,6 @@ class PlacementConfig(Options):
     reference and teacher have the first half of the processes, critic and reward models the second.
     With several processes, each has its own halves except with split. auto: flatten, and after the
     second iteration a line says what the others would take by what its stages took."""
-    overlap: Literal["none", "scores"] = "scores"
-    """When models whose devices do no rollouts read. scores: reward models, reference, teacher and
-    critic read each response as it ends, in a run of one process. none: they read after the rollout,
-    as with several processes and with --deterministic."""
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
@@ -57,13 +53,11 @@ class PlacementConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        roles = {each.name for each in fields(self)} - {"name", "overlap", "lag"}
+        roles = {each.name for each in fields(self)} - {"name", "lag"}
         settles_all = self.name in ("split", "auto")
         for role in sorted(roles) if settles_all else ():
             self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
         self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
-        reads_late = self.lag and self.overlap == "none"
-        self.need("lag", not reads_late, "0 with --placement.overlap none")
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the

@@ -11,13 +11,10 @@ from pat_jax.common.rules import (
     TOKENS,
     Rule,
     count,
-    matches,
     positive,
     require,
 )
-from pat_jax.config.shared import ComputeDtype
 
-_VARIABLE = matches(r"|[A-Za-z_]\w*", "the name of an environment variable, or nothing")
 _SMALLEST, _LARGEST = 1e-6, 1e6  # beyond them a weight is as good as none, or as all
 SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
 
@@ -28,8 +25,6 @@ class RewardModelOptions(Options):
 
     SECTION = "reward_model."
 
-    dtype: ComputeDtype = "auto"
-    """Weights and arithmetic of reward models. auto: bfloat16 on GPUs and TPUs, float32 on CPUs."""
     max_length: int = auto(TOKENS)
     """Most tokens of prompt and response together, by the reward model's own tokenizer and chat
     template. A longer text fails: its response has no reward. auto: twice the longest prompt and
@@ -46,8 +41,6 @@ class RewardLimits:
     timeout_s: float
     workers: int
     memory_gib: float
-    retries: int
-    token_env: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class RewardOptions(Options):
 
     reward: tuple[str, ...] = option(("auto",), SOME)
     """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
-    `http://host:port/path` of a program that scores; `model:DIR` or `model:owner/name`, a reward
+    `http://host:port/path` of a program that scores (docs/rewards.md); `model:DIR` or `model:owner/name`, a reward
     model (docs/reward-models.md); `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
     has the answer's value); `math_lenient` (its last box or number has); `exact`; `none`
@@ -72,12 +65,6 @@ class RewardOptions(Options):
     endpoint; 0 takes as many as there are cores."""
     reward_memory: float = option(8.0, MEMORY_GIB)
     """Most GiB of each of these processes, and of each of its children; 0: no limit."""
-    reward_retries: int = option(3, count(0, 100))
-    """Further tries if an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
-    1, 2 … seconds, at most 30, or as its Retry-After says, within the time of a call."""
-    reward_token_env: str = option("", _VARIABLE)
-    """Name of an environment variable whose value is sent to every endpoint of --reward, as
-    `Authorization: Bearer VALUE`. The value is in no file and no log. Empty sends none."""
     reward_skip_special_tokens: bool = True
     """Leave special tokens out of the texts for rewards, completions.jsonl and samples; false keeps
     all except the one that ends a response."""
@@ -94,8 +81,6 @@ class RewardOptions(Options):
             timeout_s=self.reward_timeout,
             workers=self.reward_workers,
             memory_gib=self.reward_memory,
-            retries=self.reward_retries,
-            token_env=self.reward_token_env,
         )
 
 

@@ -17,6 +17,7 @@ from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.run import RunConfig
 
 POLICY, CRITIC, REFERENCE, TEACHER = "policy", "critic", "reference", "teacher"
+WARM_START_RATE = 3e-3  # the peak; cosine to zero
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,15 @@ def role_table(run: RunConfig, platform: str) -> Roles:
     """Returns the models of a run in the order in which they are built.
 
     Args:
-      run: options of which every `auto` but that of the reward models is settled.
+      run: options of which every `auto` is settled.
       platform: `jax.Device.platform` of the devices.
     """
-    return (*_learning(run), *_reading(run), *reward_roles(run, platform))
+    return (_policy(run), *_critic(run), *_reading(run), *reward_roles(run, platform))
 
 
-def _learning(run: RunConfig) -> Iterator[Role]:
+def _policy(run: RunConfig) -> Role:
     algorithm = run.algorithm
-    yield Role(
+    return Role(
         POLICY,
         run.model,
         "model",
@@ -119,27 +120,15 @@ def _learning(run: RunConfig) -> Iterator[Role]:
         # with another model.
         is_read=algorithm.penalizes_kl or (run.teacher.model != "" and not run.teacher.top_k),
     )
-    if run.train and algorithm.has_critic:
-        source = critic_source(run.critic.model, run.reward, run.model)
-        option = "critic.model" if run.critic.model else "reward"
-        trained = Trained(
-            Optimization(run.critic_optimizer, run.critic_updates),
-            run.critic.lora,
-            run.critic.export_dir,
-            num_iterations=algorithm.num_iterations,
-            waits="state",
-        )
-        how = run.compute
-        yield Role(CRITIC, source, option, how, head="scalar", trained=trained, is_read=False)
 
 
 def _training(run: RunConfig) -> Trained:
     """How the policy is trained."""
     algorithm, stage = run.algorithm, run.warm_start
     # Moments of both optimizers have one form.
-    rate, moments = stage.learning_rate, run.optimizer.moment_dtype
+    moments = run.optimizer.moment_dtype
     before = OptimizerConfig(
-        learning_rate=rate, schedule="cosine", warmup_steps=10, moment_dtype=moments
+        learning_rate=WARM_START_RATE, schedule="cosine", warmup_steps=10, moment_dtype=moments
     )
     is_constant = algorithm.loss_aggregation == "constant"
     return Trained(
@@ -153,6 +142,21 @@ def _training(run: RunConfig) -> Trained:
     )
 
 
+def _critic(run: RunConfig) -> Iterator[Role]:
+    if not (run.train and run.algorithm.has_critic):
+        return
+    trained = Trained(
+        Optimization(run.critic_optimizer, run.critic_updates),
+        run.critic.lora,
+        run.critic.export_dir,
+        num_iterations=run.algorithm.num_iterations,
+        waits="state",
+    )
+    source = critic_source(run.critic.model, run.reward, run.model)
+    option = "critic.model" if run.critic.model else "reward"
+    yield Role(CRITIC, source, option, run.compute, head="scalar", trained=trained, is_read=False)
+
+
 def _reading(run: RunConfig) -> Iterator[Role]:
     temperature = run.rollout.temperature
     if run.algorithm.beta:
@@ -163,8 +167,8 @@ def _reading(run: RunConfig) -> Iterator[Role]:
 
 
 def reward_roles(run: RunConfig, platform: str) -> Iterator[Role]:
-    """Yields the reward models of a run."""
-    dtype = settled_dtype(run.reward_model.dtype, platform, is_checkpoint=True)
+    """Yields the reward models of a run, in bfloat16 but on CPUs."""
+    dtype = settled_dtype("auto", platform, is_checkpoint=True)
     for name in run.reward:
         if name.startswith(REWARD_MODEL):
             yield reward_role(name, dtype)

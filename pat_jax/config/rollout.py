@@ -15,7 +15,6 @@ from pat_jax.common.rules import (
     Rule,
 )
 
-KvCarry = Literal["auto", "migrate", "recompute"]
 TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
 
 
@@ -84,19 +83,11 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     """Longest response in tokens; longer ones are cut. Together with the longest prompt it has to
     fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the Hub, or
     what the prompt leaves of its context if that is less; 160 for a built-in shape."""
-    stop_at_turn_end: bool = True
-    """End a response also with the token with which the chat template ends an answer, where the
-    checkpoint names others (docs/data.md)."""
-    max_logprobs: int = option(0, COUNT_OR_ZERO)
-    """Most likely tokens whose log-probabilities a request may ask for; 0 offers none."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
     quantize those of linear layers, with a scale for each output. The policy that generates then
     differs from the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects
     for it."""
-    kv_carry: KvCarry = "auto"
-    """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
-    by the latency model."""
     kv_pages: int = option(0, COUNT_OR_ZERO)
     """Pages in the KV cache of a replica whose KV heads are not split. A layout that splits them
     in f ways has f times as many, each of 1/f the bytes on a device. 0 takes what the memory of a
@@ -107,14 +98,15 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     """Programs compiled before the first iteration. needed: a few of each layout, which are
     measured; rollouts compile the others when they need them. all: every program, as with
     --deterministic and with several processes."""
-    keep_unfinished: bool = True
-    """Write the responses of an iteration to the run folder as they end, with their scores: a run
-    that is killed and resumed generates none of them again. Off with --deterministic, where the
-    rest of a rollout would run in other rows, and round differently."""
     check_integrity: bool = False
     """For debugging: before each burst, check that all processes are about to do the same, drafts
     and their sources included; after it, the accounts of rows and pages of the KV cache; after each
     transfer of weights, the rollout's log-probability of a token."""
+
+    @property
+    def max_logprobs(self) -> int:
+        """Most likely tokens whose log-probabilities a request may ask for."""
+        return 0
 
     @property
     def max_length(self) -> int:
@@ -129,3 +121,10 @@ class RolloutConfig(SamplingOptions, EngineSizes):
             f"at most {MOST_RESPONSES:,} responses of all --rollout.prompts_per_step "
             f"({self.prompts_per_step}) together",
         )
+
+
+@dataclass(frozen=True)
+class AskedRollout(RolloutConfig):
+    """A rollout of requests that may ask for more than those of a run do."""
+
+    max_logprobs: int = 0

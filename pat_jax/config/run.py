@@ -4,18 +4,23 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`com
 used. The string under a field is its help text on the command line.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pat_jax.common.options.declared import option
-from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
+from pat_jax.common.rules import GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.compute import MicroBatches
 from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
+from pat_jax.config.learning import (
+    DEMONSTRATIONS,
+    AlgorithmConfig,
+    WarmStartConfig,
+    check_signal,
+    learning_notes,
+)
 from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
@@ -25,7 +30,11 @@ from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
 from pat_jax.config.task import TaskChoice
 from pat_jax.config.teacher import TeacherConfig
 
-PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
+_STEP = rf"{LAYOUT}@\d{{1,7}}"
+LAYOUTS = matches(
+    rf"auto|{LAYOUT}|{_STEP}(,{_STEP})*",
+    "auto, a layout such as dp4tp2, or a path such as dp4tp2@64",
+)
 
 
 @dataclass(frozen=True)
@@ -48,21 +57,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     """False only generates: rollouts and rewards without updates."""
     seed: int = option(0, SEED)
     """Seed of parameters, data order and sampling."""
-    switch_to: str = option("", PATH)
-    """Comma-separated layouts of a scripted path (experiments); the planner is off."""
-    switch_at: str = ""
-    """Comma-separated running-sequence counts, one for each layout of switch_to, at which the
-    scripted switch happens."""
+    layout: str = option("auto", LAYOUTS)
+    """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
+    are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: rollouts begin in the first
+    layout there is, and switch once 64 and 8 sequences are unfinished."""
     compute_dtype: ComputeDtype = "auto"
     """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""
     log_completions: bool = False
     """Write every response with its prompt and its reward to completions.jsonl in the run
     folder."""
-    log_samples_every: int = option(20, COUNT_OR_ZERO)
-    """Iterations between two samples, which are responses to two prompts with their rewards. They
-    appear on run.html in the run folder, and in the trackers. The first iteration is sampled too; 0
-    takes none."""
     show_switch: bool = False
     """After the run, on at least two devices of one process, make the next rollout twice, as
     planned and with a forced switch of layout, and show it on run.html beside a computed plan for
@@ -82,12 +86,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def __post_init__(self):
         super().__post_init__()
         self._check_given()
-        self._check_switch_at()
-        self.need(
-            "layout",
-            not self.switch_to or self.layout == "auto",
-            "auto with --switch_to, whose path begins in the first layout there is",
-        )
         prompts = self.rollout.prompts_per_step
         self.need(
             "algorithm.mini_batch_size",
@@ -143,7 +141,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def micro_batches(self) -> MicroBatches:
-        rollout, algorithm, warm_start = self.rollout, self.algorithm, self.warm_start
+        rollout, algorithm = self.rollout, self.algorithm
         return MicroBatches(
             tokens=algorithm.tokens_per_micro_batch,
             prompts=algorithm.mini_batch_size,
@@ -151,15 +149,15 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             max_prompt_length=rollout.max_prompt_length,
             max_completion_length=rollout.max_completion_length,
             min_length=rollout.min_length,
-            demonstrations=warm_start.batch_size if warm_start.steps else 0,
-            share_prompts=algorithm.share_prompts,
+            demonstrations=DEMONSTRATIONS if self.warm_start.steps else 0,
         )
 
     @property
     def layout_choice(self) -> LayoutChoice:
-        names, counts = (text.split(",") for text in (self.switch_to, self.switch_at))
-        path = zip(names, map(int, counts), strict=True) if self.switch_to else ()
-        return LayoutChoice(self.layout, tuple(path))
+        if "@" not in self.layout:
+            return LayoutChoice(self.layout)
+        steps = (step.split("@") for step in self.layout.split(","))
+        return LayoutChoice(path=tuple((name, int(running)) for name, running in steps))
 
     @property
     def task(self) -> TaskChoice:
@@ -189,11 +187,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def num_redraws(self) -> int:
         """The most batches that replace groups without signal, which only an update needs."""
         return self.algorithm.dynamic_sampling if self.train else 0
-
-    @property
-    def keeps_unfinished(self) -> bool:
-        """Whether responses of iterations that no checkpoint covers yet are kept on disk."""
-        return self.rollout.keep_unfinished and not self.deterministic
 
     @property
     def learning_notes(self) -> list[str]:
@@ -282,12 +275,3 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def _check_given(self) -> None:
         files = self.data.files
         self.need("data.files", files != () and all(files), GIVEN[1])
-
-    def _check_switch_at(self) -> None:
-        counts = self.switch_at.split(",") if self.switch_at else []
-        layouts = self.switch_to.split(",") if self.switch_to else []
-        self.need(
-            "switch_at",
-            len(counts) == len(layouts) and all(re.fullmatch(r"\d{1,7}", n) for n in counts),
-            f"one running-sequence count for each layout of --switch_to ({self.switch_to!r})",
-        )

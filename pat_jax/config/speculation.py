@@ -1,10 +1,9 @@
 """Options of drafts: tokens that are proposed, and verified several at a time."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, count, matches
+from pat_jax.common.rules import COUNT, matches
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -28,24 +27,10 @@ class SpeculationConfig(Options):
     of the same vocabulary, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER:
     the policy's first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes
     longer the more tokens it verifies. none: no drafts."""
-    longest: int = option(7, count(1, LONGEST))
-    """Most tokens of a draft."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
     """Draft tokens of a step, per row: each number has its own program, and the planner chooses by
-    load. A step verifies the tokens most likely to be accepted, of any row."""
-    texts: int = option(4, count(0, 64))
-    """Tokens of other responses that each row drafts from, as a multiple of its own context's
-    length; 0: only from its own text."""
-    stagger: Literal["auto", "on", "off"] = "off"
-    """on: if more sequences are requested than can run at once, the first few samples of each
-    prompt begin one after the other, so that later ones draft from finished siblings. off: all
-    samples of a prompt begin together. auto is off, for older configurations."""
-    earlier: int = option(2**24, COUNT_OR_ZERO)
-    """Tokens of earlier responses and their prompts that a training run keeps, to draft from when a
-    prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
-    most_tokens: int = option(0, count(0, 2**16))
-    """Most tokens, newest ones and drafts, that a step of a replica may verify. 0 takes as many as
-    need about as long to compute as reading the weights takes: 256 on accelerators, 64 on a CPU."""
+    load. A step verifies the tokens most likely to be accepted, of any row; no row has more than
+    the largest number."""
     cache_tokens: int = option(2**16, COUNT)
     """Tokens in a draft model's cache, per replica; it has room for at least one sequence of full
     length. While the rows of a replica hold more tokens, the model does not draft."""
@@ -57,9 +42,14 @@ class SpeculationConfig(Options):
             len(self.num_draft_tokens) > 0
             and list(self.num_draft_tokens) == sorted(set(self.num_draft_tokens))
             and self.num_draft_tokens[0] >= 1
-            and self.num_draft_tokens[-1] <= self.longest,
-            f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
+            and self.num_draft_tokens[-1] <= LONGEST,
+            f"one or several numbers, ascending, from 1 to {LONGEST}",
         )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a draft."""
+        return self.num_draft_tokens[-1]
 
     @property
     def is_generated(self) -> bool:

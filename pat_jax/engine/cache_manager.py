@@ -16,16 +16,11 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.sequence_table import options
 
-# If all samples of a prompt ran one after the other, the last sample of the longest responses would
-# begin last of all: on recorded responses a rollout then has up to a third more steps.
-LEADERS = 4
-
 
 class CacheManager:
     """Decides which sequences of a table have a row and pages.
 
-    Among waiting sequences, preempted ones come first, then those expected to run longest. After
-    `stagger`, the first sample of each prompt comes first, then the second.
+    Among waiting sequences, preempted ones come first, then those expected to run longest.
     """
 
     def __init__(
@@ -53,21 +48,6 @@ class CacheManager:
     def queue(self) -> np.ndarray:
         """The waiting sequences in the order in which they get rows, int[waiting]."""
         return np.array(self._queue, np.int64)
-
-    def stagger(self) -> None:
-        """Reorders the queue so that samples of a prompt do not all begin together.
-
-        The first sample of each prompt comes first, then the second, up to `LEADERS`; the rest keep
-        their order. Later samples then have finished siblings to draft from.
-        """
-        order = self.queue
-        prompt = self.contents.prompt[order]
-        by_prompt = np.argsort(prompt, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[by_prompt] = np.arange(len(order)) - np.searchsorted(
-            prompt[by_prompt], prompt[by_prompt]
-        )
-        self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
     def grow(self, steps: int, *, at_once: int) -> int:
         """Makes room for `steps` more tokens of every running sequence.

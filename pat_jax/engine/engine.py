@@ -32,6 +32,7 @@ from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
@@ -181,6 +182,27 @@ class RolloutEngine:
         done = dict(stream)
         return [done[i] for i in range(len(requests))], report
 
+    def _executor(
+        self,
+        responses: Responses,
+        tables: BlockTables,
+        clock: Stopwatch,
+        earlier: EarlierResponses | None,
+    ) -> DeviceExecutor:
+        if self.checks and earlier is not None:
+            process_group().compare("earlier responses", earlier.checksum)
+        return DeviceExecutor(
+            self.specs,
+            self.programs,
+            self.weights,
+            responses,
+            tables,
+            clock,
+            draft_params=self.draft_params,
+            checks=self.checks,
+            earlier=earlier,
+        )
+
     def stream(
         self,
         requests: Sequence[Request],
@@ -211,15 +233,8 @@ class RolloutEngine:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
             responses, scheduler = self._begin(requests, expected)
-            executor = DeviceExecutor(
-                *(self.specs, self.programs, self.weights),
-                *(responses, scheduler.cache_manager.tables, clock),
-                draft_params=self.draft_params,
-                checks=self.checks,
-                earlier=earlier,
-            )
-            if self.checks and earlier is not None:
-                process_group().compare("earlier responses", earlier.checksum)
+            tables = scheduler.cache_manager.tables
+            executor = self._executor(responses, tables, clock, earlier)
         enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
         loop = rollout(scheduler, executor, planner, report, enough, log.info)
         with closing(loop):

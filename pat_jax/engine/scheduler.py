@@ -57,8 +57,6 @@ class Scheduler:
         self.cache_manager = CacheManager(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
-        if shapes.drafts.stagger and shapes.drafts.texts:
-            self.cache_manager.stagger()
         self.num_preempted = 0
         # Tokens that the sequences' pages have room for, summed over the starts and ends of bursts.
         self.kv_slots, self.kv_unused = 0, 0  # tokens

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from pat_jax.common.hosts.together import process_group
-from pat_jax.engine.device.decode.nan_search import where_nans_start
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.draft_sums import DraftSums
@@ -30,21 +29,13 @@ Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it 
 class Session:
     """Serves requests with an engine that has its weights."""
 
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        planner: Planner,
-        *,
-        max_length: int | None = None,
-        debug_nans: bool = False,
-    ):
+    def __init__(self, engine: RolloutEngine, planner: Planner, *, max_length: int | None = None):
         """
         Args:
           max_length: tokens of the longest sequence, prompt and response; None allows what the
             engine's largest bucket and the model's context hold.
-          debug_nans: find the layer in which NaN logits start; compiles a program each time.
         """
-        self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
+        self.engine, self.planner = engine, planner
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
@@ -166,9 +157,7 @@ class Session:
         for i, done in self.engine.stream(requests, self.planner, self.report, should_stop):
             seen.note(i, len(done.tokens), has_ended=not done.is_truncated)
             if done.error:
-                done = replace(
-                    done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
-                )
+                done = replace(done, error=f"{name(index[i])}: {done.error}.")
             yield index[i], done
         self.drafts += self.report.drafts
         learn()
@@ -183,16 +172,6 @@ class Session:
         first = self.engine.layouts[start]
         if first is not self.engine.layout:
             self.engine.reshard(first)
-
-    def _where(self, request: Request, done: Completion) -> str:
-        if not self.debug_nans:
-            return ""
-        engine, tokens = self.engine, np.array([*request.tokens, *done.tokens])
-        assert engine.params is not None  # it has just generated
-        found = where_nans_start(engine.policy, engine.params, tokens, engine.dtype)
-        if found is None:
-            return "; computed again layer by layer and without a cache, they are"
-        return f"; they start in {found}"
 
 
 def failed(error: str) -> Completion:

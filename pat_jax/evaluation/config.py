@@ -16,7 +16,7 @@ from pat_jax.common.rules import (
     check_context,
 )
 from pat_jax.config.data import DataConfig
-from pat_jax.config.evaluation import REWARD, EvalConfig, check_samples_differ
+from pat_jax.config.evaluation import EvalConfig, check_samples_differ
 from pat_jax.config.generating import Generating
 from pat_jax.config.rewards import RewardModelOptions, RewardOptions
 from pat_jax.config.rollout import SamplingOptions
@@ -70,8 +70,6 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     pass_at: tuple[int, ...] = ()
     """Each k of the pass@k to report, at most --num_generations; none takes 1, 2, 4, 8 … and
     --num_generations."""
-    pass_threshold: float = option(1.0, REWARD)
-    """Reward from which on a sample passes, for pass@k and maj@k."""
     max_prompt_length: int = auto(TOKENS)
     """Longest prompt in tokens; problems with longer ones are left out and counted. auto: 1,024, or
     half of the model's context if that is less."""
@@ -162,7 +160,5 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
             num_prompts=self.num_prompts or MOST_RESPONSES,
             num_generations=self.num_generations,
             temperature=self.temperature,
-            pass_threshold=self.pass_threshold,
-            num_completions_to_print=self.num_completions_to_print,
         )
         return replace(engine, eval=of_eval, **self.shared(RewardOptions))

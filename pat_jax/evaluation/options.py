@@ -16,11 +16,9 @@ RESPONSES_FILE = "responses.jsonl"  # while there are no results
 # What an evaluation that goes on may have otherwise: no response follows from it.
 _FREE = (
     *("out", "resume", "batch", "layout", "profile", "devices", "num_completions_to_print"),
-    *("pass_at", "pass_threshold", "reward", "reward_weights", "reward_timeout", "reward_workers"),
-    *("reward_memory", "reward_retries", "reward_token_env", "reward_model.dtype"),
-    *("reward_model.max_length", "reward_model.tokens_per_micro_batch"),
+    *("pass_at", "reward", "reward_weights", "reward_timeout", "reward_workers"),
+    *("reward_memory", "reward_model.max_length", "reward_model.tokens_per_micro_batch"),
     *("distributed.coordinator", "distributed.num_processes", "distributed.process_id"),
-    "distributed.wait",
 )
 
 

@@ -50,9 +50,6 @@ class Drafts:
     exit_layer: int = 0
     has_model: bool = False
     cache_tokens: int = 2**16  # that a draft model's cache has room for, per replica
-    stagger: bool = (
-        False  # whether samples of a prompt begin one after the other where sequences wait
-    )
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Returns the numbers of draft tokens compiled for bursts with `rows` rows per replica.

@@ -70,15 +70,8 @@ def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
     return layout.size(layout.ep_axes), layout.size(layout.ep_width_axes)
 
 
-def find_layout(
-    chain: dict[Split, Layout],
-    name: str,
-    mesh: Mesh,
-    config: ModelConfig,
-    *,
-    option: str = "layout",
-) -> Layout:
-    """Returns the layout called `name`, the value of the command line's `option`.
+def find_layout(chain: dict[Split, Layout], name: str, mesh: Mesh, config: ModelConfig) -> Layout:
+    """Returns the layout called `name`, which the option `layout` names.
 
     Raises:
       UserError: these devices have no such layout, or it does not divide the model.
@@ -87,7 +80,7 @@ def find_layout(
         if str(layout) == name:
             return layout
     raise UserError(
-        f"option --{option} is {name!r}: {_why_not(name, mesh, config)}; with this model "
+        f"option --layout is {name!r}: {_why_not(name, mesh, config)}; with this model "
         f"{mesh.size} devices have the layouts {', '.join(map(str, chain))}; choose one of them."
     )
 

@@ -217,6 +217,14 @@ class Acceptance:
         by_room = np.maximum.accumulate([0.0, *verified[:bars][::-1]])
         return Ways(by_room, np.array([1.0, *generated[:bars][::-1]]), generated[bars:])
 
+    @property
+    def _branch_shares(self) -> np.ndarray:
+        """The shares of the kinds of branches beside each kind of run, float[kinds, kinds]."""
+        # Old counts fade to zero; a run without a match has no branch, and is never counted.
+        total = self.branch_counts.sum(axis=1, keepdims=True)
+        beside = np.where(total > 0, self.branch_counts, PRIOR_BRANCH_COUNTS)
+        return beside / beside.sum(axis=1, keepdims=True)
+
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -231,10 +239,7 @@ class Acceptance:
             for x in _ahead(self.accept_prob, draft)
         )
         accept_prob = self.accept_prob[DRAFTS]
-        # Old counts fade to zero; a run without a match has no branch, and is never counted.
-        total = self.branch_counts.sum(axis=1, keepdims=True)
-        beside = np.where(total > 0, self.branch_counts, PRIOR_BRANCH_COUNTS)
-        beside /= beside.sum(axis=1, keepdims=True)
+        beside = self._branch_shares
         kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places))

@@ -24,6 +24,7 @@ from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
+from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
@@ -106,7 +107,6 @@ class Collector:
         progress: Progress,
         unfinished: RolloutJournal,
         totals: Totals,
-        failed: FailedRollouts,
         reads: Callable[[], Reads] | None = None,
         *,
         num_redraws: int = 0,
@@ -125,7 +125,7 @@ class Collector:
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
         self.totals, self._reads = totals, reads
-        self._failed = failed
+        self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward

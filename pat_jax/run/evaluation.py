@@ -19,6 +19,7 @@ from pat_jax.rl.evaluation import Evaluated, describe_evaluation
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.rl.text.final_answer import final_answer
+from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -26,6 +27,7 @@ from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.heldout import HeldoutSet
 
 # Generates: yields the index of each request with its completion, as it ends.
+SHOWN = 2  # responses at each evaluation of a run
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
 
 
@@ -60,12 +62,14 @@ class Evaluator:
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
-        failed: FailedRollouts,
+        few: int = SHOWN,
     ):
-        """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`)."""
+        """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`). At each
+        evaluation `few` responses are shown, to the same prompts every time."""
         self._asked, self._sampling, self._seed = asked, sampling, seed
         self._sets, self._read, self._scorer = sets, read, scorer
-        self._completions, self._progress, self._failed = completions, progress, failed
+        self._completions, self._progress, self._few = completions, progress, few
+        self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Asks for all samples of all problems at once, so that no set waits for another's tail.
@@ -94,7 +98,7 @@ class Evaluator:
             total.part(one.name, slice(end - len(one.prompts), end))
             for one, end in zip(self._sets, ends, strict=True)
         ]
-        seconds, few = time.perf_counter() - start, self._asked.num_completions_to_print
+        seconds, few = time.perf_counter() - start, self._few
         firsts = slice(0, few * size, size)  # one response to each problem
         samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
         return Evaluation(total, parts, seconds, samples)
@@ -117,7 +121,6 @@ class Evaluator:
             is_cut.reshape(shape),
             [answers[i : i + shape[1]] for i in range(0, len(answers), shape[1])],
             scoring.scores,
-            self._asked.pass_threshold,
         )
 
 

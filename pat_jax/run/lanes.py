@@ -42,15 +42,14 @@ def open_lanes(
 ) -> Iterator[Lanes]:
     """Yields the lanes of a run, and gives each reward model the thread of its lane.
 
-    There are none if all models share the rollouts' devices, with `--placement.overlap none`, with
-    several processes, and with `--deterministic`: what is read together would depend on the clock.
+    There are none if all models share the rollouts' devices, with several processes, and with
+    `--deterministic`: what is read together would depend on the clock.
 
     Args:
       states: returns the present states of trained roles.
     """
     lanes = Lanes()
-    waits = placement.overlap == "none" or is_deterministic
-    if waits or not process_group().is_alone:
+    if is_deterministic or not process_group().is_alone:
         yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)

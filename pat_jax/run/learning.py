@@ -15,18 +15,18 @@ from pat_jax.common.timeline import stage
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import REFERENCE
 from pat_jax.config.run import RunConfig
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning import stage_names
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
 from pat_jax.rl.algorithm.critic_estimator import CriticEstimator
 from pat_jax.rl.algorithm.gdpo import gdpo_advantages
 from pat_jax.rl.algorithm.kl import estimate_kl
-from pat_jax.rl.algorithm.reward_variance import with_more_variance
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
-from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
+from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.distillation import with_teacher
 from pat_jax.run.early_columns import Columns
@@ -36,7 +36,6 @@ from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.init_state import Beginning
 from pat_jax.run.start.setup import Setup
 from pat_jax.run.start.shaping import KL_OF_A_TOKEN
-from pat_jax.training.build import shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import Roles, States
 from pat_jax.training.trainer import POLICY, Trainer
@@ -86,8 +85,6 @@ def training_batch(
         rewards = np.zeros_like(rewards)  # also where a reward failed: the teacher says enough
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
     penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
-    if algorithm.reward_adjustment == "variance":
-        rewards = with_more_variance(rewards)
     shaped, measured = rewards - penalties, {}
     if buffer:
         measured["reward/overlong_penalty"] = float(penalties.mean())
@@ -99,7 +96,7 @@ def training_batch(
         aggregation=algorithm.loss_aggregation,
         truncated=algorithm.truncated,
         max_completion_length=cap,
-        shares_prompts=shares_prompts(config.micro_batches, roles.policy.layout.platform),
+        shares_prompts=knows_branches(roles.policy.layout.platform),
     )
     for name, values in (early or {}).items():
         batch = batch.with_column(name, values)
@@ -188,9 +185,8 @@ class Learner:
         self._shaping = began.shaping
         self._shapes = self._roles.micro_shapes
         self._rates = self._roles.learning_rates
-        most, notify = config.optimizer.max_skipped, run.progress.print
         self._skipped = {
-            role.name: NonFiniteSteps(run.folder, most, notify, role.name)
+            role.name: NonFiniteSteps(run.folder, MOST_IN_A_ROW, run.progress.print, role.name)
             for role in self._roles.trained
         }
         depth = setup.engine.specs.drafts.exit_layer if config.train else 0

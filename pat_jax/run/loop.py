@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # One transfer in so many is checked by a token's log-probability too; checksums check them all.
 COMPARE_EVERY = 16
+SAMPLES_EVERY = 20  # iterations; responses are shown after the first, too
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Loop:
             measured |= compared(run.setup, self.generator.planner, stages, self._notify)
         self.steps.write(step, measured)
         run.files.page.rollout(step, last.report.trace)
-        if (every := self._config.log_samples_every) and (step == 1 or step % every == 0):
+        if step == 1 or step % SAMPLES_EVERY == 0:
             few = run.completions.few(last.groups, last.rewards, last.scores)
             self.steps.metrics.samples(step, few)
             run.files.page.write()

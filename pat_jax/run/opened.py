@@ -26,7 +26,7 @@ from pat_jax.run.own_reads import OwnReads
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import load_reward_models
-from pat_jax.run.scoring import FailedRollouts, try_out
+from pat_jax.run.scoring import try_out
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations, recall
 from pat_jax.run.start.init_state import Beginning, begin
@@ -72,21 +72,10 @@ def opened(
                 is_deterministic=config.deterministic,
             )
         )
-        earlier = earlier_iterations(
-            config.run_dir,
-            task,
-            config.rollout,
-            text_room=setup.engine.text_room,
-            most=config.speculation.earlier,
-        )
-        recall(
-            earlier,
-            began.steps_done,
-            setup.engine.specs.drafts,
-            config.speculation.texts,
-            config.rollout.num_generations,
-            progress.print,
-        )
+        earlier = None
+        if room := setup.engine.text_room:
+            earlier = earlier_iterations(config.run_dir, task, config.rollout, room)
+            recall(earlier, began.steps_done, config.rollout.num_generations, progress.print)
         notify = progress.print
         completions = Completions(
             task.tokenizer, files.folder, notify, is_asked=config.log_completions
@@ -110,7 +99,6 @@ def opened(
                 scorer,
                 completions,
                 progress,
-                FailedRollouts(config.optimizer.max_skipped),
             ),
             completions=completions,
             earlier=earlier,
@@ -135,9 +123,10 @@ def _collector(
     if lanes.readers:
         reads = partial(EarlyColumns, lanes.readers)
     if setup.places.is_split:
-        reads = partial(OwnReads.of_run, setup.roles, states, config.micro_batches)
+        reads = partial(OwnReads.of_run, setup.roles, states)
     checkpoints = Path(config.run_dir) / CHECKPOINTS
-    unfinished = RolloutJournal(files.folder, checkpoints, is_on=config.keeps_unfinished)
+    # Of a deterministic run, the rest of a rollout would run in other rows, and round differently.
+    unfinished = RolloutJournal(files.folder, checkpoints, is_on=not config.deterministic)
     return Collector(
         config.rollout,
         setup.task,
@@ -146,7 +135,6 @@ def _collector(
         files.progress,
         unfinished,
         began.totals,
-        FailedRollouts(config.optimizer.max_skipped),
         reads,
         num_redraws=config.num_redraws,
         by_function=config.algorithm.is_by_function,
@@ -186,7 +174,6 @@ def _generator(
         latency,
         began.lengths,
         setup.memory,
-        carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
     )
     generator = Generator(

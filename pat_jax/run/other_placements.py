@@ -34,7 +34,7 @@ def compared(
     growth = rollout_growth(planner, setup)
     if growth is None and "separate" in names:
         names.remove("separate")
-    waits = config.placement.overlap == "none" or config.deterministic or config.teacher.top_k > 0
+    waits = config.deterministic or config.teacher.top_k > 0
     found = placement_seconds(
         stages,
         (growth or 1.0) * stages.get(ROLLOUT, 0.0),

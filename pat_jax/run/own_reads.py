@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pat_jax.common.owners import is_absent, known_to_all
-from pat_jax.config.compute import MicroBatches
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Columns
 from pat_jax.run.lanes import predicted
-from pat_jax.training.build import shares_prompts
 from pat_jax.training.roles import Prediction, Roles, States
 
 
@@ -34,11 +33,9 @@ class OwnReads:
     _found: Columns = field(default_factory=dict)  # of this process's models, by index
 
     @classmethod
-    def of_run(
-        cls, roles: Roles, states: Callable[[], States], batches: MicroBatches
-    ) -> "OwnReads":
+    def of_run(cls, roles: Roles, states: Callable[[], States]) -> "OwnReads":
         """Returns what is read of one batch of a run; `states` returns those of trained roles."""
-        shared = shares_prompts(batches, roles.policy.layout.platform)
+        shared = knows_branches(roles.policy.layout.platform)
         return cls(list(roles.predictions(states)), roles.micro_shapes, shared)
 
     def add(self, index: int, ended: Rollout) -> None:

@@ -21,12 +21,15 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.roles.reward_models import RewardModels
 from pat_jax.run.start.sent_code import REWARDS
 
+RETRIES = 3  # of a call to an endpoint
+TOKEN = "PAT_JAX_REWARD_TOKEN"
+
 
 def open_scorer(
     rewards: Sequence[str], limits: RewardLimits, models: RewardModels | None = None
 ) -> RewardScorer:
     """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
-    the variable of --reward_token_env holds no token."""
+    the variable `TOKEN` holds no token."""
     for reward in rewards:
         check_sent("reward", reward, REWARDS)
     return RewardScorer(
@@ -35,21 +38,20 @@ def open_scorer(
         timeout=limits.timeout_s,
         num_workers=limits.workers or num_cores(),
         memory=limits.memory_gib,
-        retries=limits.retries,
-        token=_token(limits.token_env),
+        retries=RETRIES,
+        token=_token(),
         shares=process_group(),
         models={spec: one.scores for spec, one in (models or {}).items()},
     )
 
 
-def _token(name: str) -> str:
-    """Returns the token in the environment variable `name`, or "" if `name` is empty."""
-    token = os.environ.get(name, "") if name else ""
-    is_sendable = token.isascii() and token.isprintable() and " " not in token
-    if name and not (token and is_sendable):
+def _token() -> str:
+    """Returns the token that is sent to endpoints, or "" if none is."""
+    token = os.environ.get(TOKEN, "")
+    if not (token.isascii() and token.isprintable() and " " not in token):
         raise UserError(
-            f"option --reward_token_env is {name!r}: expected the name of an environment variable that holds "
-            "a token, of ASCII characters without spaces; set it, or leave the option out."
+            f"the environment variable {TOKEN} holds no token: expected ASCII characters without spaces; set "
+            "it to what endpoints are to be sent, or unset it."
         )
     return token
 
@@ -79,7 +81,7 @@ class FailedRollouts:
         self._in_a_row = self._in_a_row + 1 if has_failed else 0
         if self._in_a_row > self._most:
             raise UserError(
-                f"{self._in_a_row} rollouts in a row failed, more than --optimizer.max_skipped ({self._most}): "
+                f"{self._in_a_row} rollouts in a row failed, more than {self._most}: "
                 f"{never_scored(scoring.scores, scoring.failures)}"
             )
 

@@ -53,6 +53,10 @@ def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> 
     return lora.beside(kept) if lora else kept
 
 
+def _new_lora(policy: Policy, rank: int, alpha: float = 0.0, targets: Sequence[str] = ()) -> Lora:
+    return Lora.of(policy, rank=rank, alpha=alpha or 2.0 * rank, targets=targets or (ALL_LINEAR,))
+
+
 def build_lora(config: AdapterConfig, policy: Policy) -> Lora | None:
     """Returns the adapters that the options ask for; None if the whole model is trained.
 
@@ -62,10 +66,10 @@ def build_lora(config: AdapterConfig, policy: Policy) -> Lora | None:
     """
     if not config.is_on:
         return None
-    if not isinstance(config, LoraConfig) or not config.adapter:
-        alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
-        option = f"{config.SECTION}targets"
-        return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets, option=option)
+    if not isinstance(config, LoraConfig):
+        return _new_lora(policy, config.rank)
+    if not config.adapter:
+        return _new_lora(policy, config.rank, config.alpha, config.targets)
     lora = read_adapter(local_adapter(config.adapter, option="lora.adapter"), policy)
     asked = config.targets and Lora.of(policy, rank=1, alpha=1, targets=config.targets).modules
     for name, value, is_kept, found in (
@@ -132,8 +136,7 @@ def logit_tokens(policy: Policy, layout: Layout) -> int:
 
 def optimizer_of(asked: Optimization) -> optax.GradientTransformation:
     """Returns AdamW."""
-    # The trainer handles how weights are kept and where moments rest, the run when to give up.
-    others = ("weight_dtype", "offload", "max_skipped")
+    others = ("weight_dtype", "offload")  # the trainer's
     own = {k: v for k, v in asdict(asked.optimizer).items() if k not in others}
     return make_optimizer(total_steps=asked.steps, **own)
 
@@ -177,15 +180,6 @@ def policy_loss(
     )
 
 
-def shares_prompts(batches: MicroBatches, platform: str) -> bool:
-    """Whether the responses of a group may share their prompt in the rows of an update.
-
-    Args:
-      platform: `jax.Device.platform` of the devices.
-    """
-    return batches.share_prompts and knows_branches(platform)
-
-
 def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[Shape]:
     """Returns rows and length of each micro-batch that an update may have, smallest first.
 
@@ -207,7 +201,7 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
         return shapes(ladder(batches.min_length, length), budget, num_shards, rows, most)
 
     apart = of(whole, 1)
-    if not shares_prompts(batches, platform):
+    if not knows_branches(platform):
         return apart
     # Each response has its own copy of the prompt's last token, beside the shared prompt.
     prompt, response = batches.max_prompt_length - 1, batches.max_completion_length + 1

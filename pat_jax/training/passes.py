@@ -4,7 +4,7 @@ Knows shapes of micro-batches. Does not know optimizers, nor which passes make a
 (`trainer.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,24 +49,9 @@ def model_functions(
       router_replay: whether each token is computed by its recorded experts, if any.
       experts: `--experts`.
     """
-    config = policy.config.experts
-    most = most_exchanged(experts, config, layout, layout.platform)
-
-    def forward(
-        params: Params, tokens: Array, positions: Array, routes: Array | None
-    ) -> tuple[Array, dict[str, Array]]:
-        model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
-        is_real = _is_real(positions)
-        if config:
-            tokens = jnp.where(is_real, tokens, NO_TOKEN)
-        partition = AutoPartition(layout, exchanges=tokens.size // layout.split.dp <= most)
-        recorded = routes if router_replay else None
-        hidden, _, routed = model(
-            tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
-        )
-        if routes is None:
-            return hidden, {}
-        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, positions)}
+    how: Any = {"remat": remat, "scan_layers": scan_layers}
+    experts_how: Any = {"router_replay": router_replay, "experts": experts}
+    forward = _forward(policy, layout, dtype, how, **experts_how)
 
     def head(params: Params) -> Any:
         model = policy.bind(params)
@@ -74,16 +59,49 @@ def model_functions(
 
     is_scalar = policy.config.head == "scalar"
     # What is recorded are the policy's experts, and no critic's.
-    beside = (ROUTE_FLIPS,) if config and not is_scalar else ()
-    routers = _routers(policy.config)
+    beside = (ROUTE_FLIPS,) if policy.config.experts and not is_scalar else ()
     of_head = values if is_scalar else partial(logits, partition=Whole())
     by_rows = AutoPartition(layout).by_rows
-    options: Any = {"remat": remat, "scan_layers": scan_layers, "experts": experts}
     of_group = None
     if layout.group_axes:
-        given = policy, of_one_group(layout), dtype
-        of_group = model_functions(*given, **options, router_replay=router_replay)
-    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_group)
+        of_group = model_functions(policy, of_one_group(layout), dtype, **how, **experts_how)
+    return ModelFunctions(
+        forward, of_head, head, by_rows, beside, _routers(policy.config), is_scalar, of_group
+    )
+
+
+def _forward(
+    policy: Policy,
+    layout: Layout,
+    dtype: jnp.dtype,
+    how: Mapping[str, Any],
+    *,
+    router_replay: bool,
+    experts: str,
+) -> Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]:
+    """Returns the function to the last hidden states; with recorded experts, the sums of routers
+    too. `how` is how the layers run."""
+    config = policy.config.experts
+    most = most_exchanged(experts, config, layout, layout.platform)
+
+    def forward(
+        params: Params, tokens: Array, positions: Array, routes: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        if config:
+            tokens = jnp.where(_is_real(positions), tokens, NO_TOKEN)
+        hidden, _, routed = policy.bind(params)(
+            tokens,
+            positions,
+            recorded=routes if router_replay else None,
+            partition=AutoPartition(layout, exchanges=tokens.size // layout.split.dp <= most),
+            dtype=dtype,
+            **how,
+        )
+        if routes is None:
+            return hidden, {}
+        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, positions)}
+
+    return forward
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:

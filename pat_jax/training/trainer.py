@@ -78,11 +78,14 @@ class Trainer(Handle):
         self.predicts, self.others = predicts or self.old in update.loss.needs, others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self._passes = dict[str, Passes]()
-        # Whether an update of adapters is compared with what a rollout sees of it.
-        self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
+
+    @property
+    def tells_seen(self) -> bool:
+        """Whether an update of adapters is compared with what a rollout sees of it."""
+        return self.trained.lora is not None and self.policy.config.head == "vocab"
 
     @property
     def abstract_params(self) -> Params:

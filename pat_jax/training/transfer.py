@@ -222,6 +222,12 @@ def _resharded(tree: Any, gathered: Any, shardings: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), done)
 
 
+def _probe(number: int, prompt: Int[np.ndarray, " length"]) -> Request:
+    """A request for the likeliest token after a prompt."""
+    greedy = Sampling(temperature=0.0)
+    return Request(tuple(prompt.tolist()), sequence_key(number), 1, greedy, ignore_eos=True)
+
+
 def logprob_gap(
     engine: RolloutEngine,
     score: Callable[[Int[np.ndarray, "rows length"]], Float[ArrayLike, "rows length"]],
@@ -243,11 +249,8 @@ def logprob_gap(
     split, vocab = engine.layout.split, engine.policy.config.vocab_size
     length = min(PROBE_LENGTH, engine.specs.buckets.lengths[-1] - 1)
     tokens = np.random.default_rng(0).integers(0, vocab, (rows, PROBE_LENGTH + 1), np.int32)
-    requests = [
-        Request(tuple(row[:length].tolist()), sequence_key(i), 1, Sampling(0.0), ignore_eos=True)
-        for i, row in enumerate(tokens[: split.dp])
-    ]
-    answers, _ = engine.rollout(requests, FixedLayout(split, "check of the transfer"))
+    probes = [_probe(i, row[:length]) for i, row in enumerate(tokens[: split.dp])]
+    answers, _ = engine.rollout(probes, FixedLayout(split, "check of the transfer"))
     theirs = np.array([np.nan if done.error else done.logprobs[0] for done in answers])
     for row, done in zip(tokens, answers, strict=False):
         row[length] = done.tokens[0] if len(done.tokens) else 0

@@ -19,7 +19,6 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.critic import (
     REWARD_MODEL,
-    CriticAdapterConfig,
     CriticConfig,
     critic_source,
 )
@@ -221,9 +220,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             train=self.train,
             **self.shared(UpdateOptions),
             lora=LoraConfig(rank=self.lora_rank),
-            critic=CriticConfig(
-                model=self.critic_model, lora=CriticAdapterConfig(rank=self.critic.lora.rank)
-            ),
+            critic=CriticConfig(model=self.critic_model, lora=self.critic.lora),
             optimizer=OptimizerConfig(**self.optimizer.shared(OptimizerState)),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,

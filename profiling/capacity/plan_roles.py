@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import count
+from pat_jax.common.options.declared import Options
 from pat_jax.config.algorithms import Name as AlgorithmName
-from pat_jax.config.lora import MOST_RANK
+from pat_jax.config.critic import CriticAdapterConfig
 from pat_jax.config.teacher import TeacherConfig
 
 
@@ -21,17 +20,6 @@ class PlannedAlgorithm(Options):
 
 
 @dataclass(frozen=True)
-class PlannedAdapters(Options):
-    """Low-rank adapters of the critic."""
-
-    SECTION = "critic.lora."
-
-    rank: int = option(0, count(0, MOST_RANK))
-    """Adapters of this rank are trained, of all linear layers, beside the critic's head; 0 trains
-    all of it. See --critic.lora.rank of train."""
-
-
-@dataclass(frozen=True)
 class PlannedCritic(Options):
     """The model that predicts values."""
 
@@ -40,7 +28,7 @@ class PlannedCritic(Options):
     model: str = ""
     """The critic with ppo, named as in --model; empty takes the first reward model, or else the
     policy's shape."""
-    lora: PlannedAdapters = field(default_factory=PlannedAdapters)
+    lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
 
 @dataclass(frozen=True)

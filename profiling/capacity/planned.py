@@ -1,6 +1,6 @@
 """Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,22 +44,15 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     """
     build, run = question.build, question.run
     refused = refused_layouts(question, compilation)
-    used = tuple(split for split in build.layouts if split not in refused)
-    if not used:
-        reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
-        raise UserError(
-            f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
-        )
+    used = _used_layouts(question, refused)
     machine, sources = machine_of(question, used), question.sources
-    known = sources.known if sources else ()
-    sums = question.costs.sum_seconds
+    known, sums = sources.known if sources else (), question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
-    parts = build, question.data, programs, question.options.memory_options
-    updating = PlannedUpdate(*parts) if run.train else None
+    options = question.options.memory_options
+    updating = PlannedUpdate(build, question.data, programs, options) if run.train else None
     learned = _learned(question, comparison)
     update = updating.of(*learned) if updating else None
-    resting = _resting(question, comparison, updating, learned[0])
     return PlanReport(
         question.command,
         _subject(question),
@@ -78,8 +71,19 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         ),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
-        resting,
+        _resting(question, comparison, updating, learned[0]),
     )
+
+
+def _used_layouts(question: Question, refused: Mapping[Split, str]) -> tuple[Split, ...]:
+    build = question.build
+    used = tuple(split for split in build.layouts if split not in refused)
+    if not used:
+        reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
+        raise UserError(
+            f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
+        )
+    return used
 
 
 def _gain_by_sums(

@@ -18,6 +18,7 @@ from pat_jax.config.role_table import POLICY
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.other_roles import OtherRoles
 from pat_jax.profiling.capacity.role_passes import RolePasses
@@ -31,7 +32,6 @@ from pat_jax.profiling.predict.update_times import ATTENTION, Seconds
 from pat_jax.profiling.predict.update_work import UpdateWork, checksum_work, transfer_work
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import Shape
-from pat_jax.training.build import shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import Trainer
 
@@ -48,7 +48,7 @@ class PlannedUpdate:
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
         """The update for rollouts that begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
-        is_shared = shares_prompts(self.run.micro_batches, self.trainer.layout.platform)
+        is_shared = knows_branches(self.trainer.layout.platform)
         packed = [
             Packed.of(each, size, self.shapes, self.work.dp, shares_prompts=is_shared)
             for each in workloads

@@ -57,40 +57,27 @@ def _memory(
     options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
-    limit = int(built.limit)
-    resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
-    added = shard_bytes(trainer.trained.abstract_gradients)
-    taken = {
-        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
-        for p in programs
-        if not p.error and (p.name != "transfer" or p.target == target)
-    }
-    is_least = not any(key.name == "grad" for key in taken)
-    if is_least:
-        key = Key("grad", trainer.layout.split, *passes.shapes[-1])
-        # Offloaded moments, which come for the step alone, may take more than was freed before.
-        of_rows = _inputs_bytes(passes) + _of_experts(passes)
-        taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
+    limit, offloaded = int(built.limit), fetched_bytes(trainer)
+    taken = _taken_bytes(programs, target)
+    if is_least := not any(key.name == "grad" for key in taken):
+        taken |= _least_taken(trainer, passes)
     most = largest(stages_of(trainer, taken))
-    if "transfer" in most.name:
-        resident = resting_bytes(trainer)
-    gradients = added if most.held > resident and "transfer" not in most.name else 0
+    is_transfer = "transfer" in most.name
+    resident = resting_bytes(trainer) if is_transfer else resident_bytes(trainer)
+    holds_gradients = most.held > resident and not is_transfer
+    gradients = shard_bytes(trainer.trained.abstract_gradients) if holds_gradients else 0
     params, state = shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
     absent = 0 if most.name == STEP else offloaded
-    reader = built.whole.readers.get(REFERENCE)
-    reference = shard_bytes(reader.resident) if reader else 0
+    reference = _reference_bytes(built)
     if trainer.name == CRITIC:
         most = replace(most, name=f"{most.name} of the critic")
-    moments = state - params - absent
-    base = shard_bytes(trainer.own_base)  # one of another role is among `others`
-    others = sum(map(shard_bytes, trainer.others)) - reference
     return UpdateMemory(
         most.name,
         params,
-        moments,
+        state - params - absent,
         gradients,
         reference,
-        base,
+        shard_bytes(trainer.own_base),  # one of another role is among the others
         most.total - resident - gradients - (offloaded - absent),
         is_least,
         limit,
@@ -98,8 +85,31 @@ def _memory(
         tightness(most, limit, options),
         offloaded,
         most.drafts,
-        others,
+        sum(map(shard_bytes, trainer.others)) - reference,
     )
+
+
+def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
+    """What compiled programs take, with a transfer to `target` alone."""
+    return {
+        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+        for p in programs
+        if not p.error and (p.name != "transfer" or p.target == target)
+    }
+
+
+def _reference_bytes(built: TargetBuild) -> int:
+    reader = built.whole.readers.get(REFERENCE)
+    return shard_bytes(reader.resident) if reader else 0
+
+
+def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
+    """The least that the programs of an update take, where its gradients were not compiled."""
+    # Offloaded moments, which come for the step alone, may take more than was freed before.
+    gradients = shard_bytes(trainer.trained.abstract_gradients)
+    split, of_rows = trainer.layout.split, _inputs_bytes(passes) + _of_experts(passes)
+    key = Key("grad", split, *passes.shapes[-1])
+    return {key: gradients + of_rows, Key("apply", split): 0}
 
 
 def _inputs_bytes(passes: RolePasses) -> int:

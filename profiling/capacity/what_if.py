@@ -184,12 +184,11 @@ def _build(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> TargetBu
     chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
     count = subject.num_devices
     target = Target(subject.device_kind, chip, (1, count), count, 1)
-    most = drafts_of(what_if.speculation, subject.backend).most_tokens
     run = RunConfig(
         compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
         train=False,
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
-        speculation=replace(what_if.speculation, most_tokens=most),
+        speculation=what_if.speculation,
     )
     return by_arithmetic(Order.of(target, run, model_of(profile), (0,), what_if.draft_model))

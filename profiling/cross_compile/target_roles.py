@@ -47,7 +47,7 @@ def roles_of(
     """
     first, policy = next(iter(layouts.values())), Policy.from_config(model)
     known = {role.name: role for role in role_table(config, first.platform)}
-    dtype = settled_dtype(config.reward_model.dtype, first.platform, is_checkpoint=True)
+    dtype = settled_dtype("auto", first.platform, is_checkpoint=True)
     table = [known[name] for name in (POLICY, REFERENCE) if name in known]
     table += [known.get(name) or reward_role(name, dtype) for name in others]
     models: list[RoleModel] = []

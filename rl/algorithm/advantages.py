@@ -66,10 +66,8 @@ def group_advantages(
     # The rounded mean of equal numbers can differ from them, so equality is tested, not computed.
     is_compared = is_scored & (has_signal(rewards)[:, None] | (baseline == "none"))
     advantages = np.where(is_compared, known - _baseline(known, is_scored, baseline, lengths), 0.0)
-    if scale != "none":
-        deviation = _deviation(known, is_scored, axis=1 if scale == "group" else None)
-        advantages = advantages / (deviation + _EPSILON)
-    return np.where(is_scored, advantages, np.nan).astype(np.float32)
+    scaled = advantages / _divisor(known, is_scored, scale)
+    return np.where(is_scored, scaled, np.nan).astype(np.float32)
 
 
 def _check(rewards: np.ndarray, scale: Scale) -> None:
@@ -115,12 +113,15 @@ def _baseline(
             )
 
 
-def _deviation(known: np.ndarray, is_scored: np.ndarray, axis: int | None) -> np.ndarray:
-    """Returns the sample standard deviation of the scored responses."""
+def _divisor(known: np.ndarray, is_scored: np.ndarray, scale: Scale) -> np.ndarray | float:
+    """Returns the sample standard deviation of the scored responses plus ε; 1 without a scale."""
+    if scale == "none":
+        return 1.0
+    axis = 1 if scale == "group" else None
     count = is_scored.sum(axis=axis, keepdims=True)
     mean = known.sum(axis=axis, keepdims=True) / np.maximum(count, 1)
     squares = np.square(np.where(is_scored, known - mean, 0.0)).sum(axis=axis, keepdims=True)
-    return np.sqrt(squares / np.maximum(count - 1, 1))
+    return np.sqrt(squares / np.maximum(count - 1, 1)) + _EPSILON
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ def token_logprobs(
     has_entropy_gradient: bool = False,
     teacher: TopTokens | None = None,
 ) -> tuple[Float[Array, "rows length"], ...]:
-    """Returns log π(target) and the entropy of π at each position, and the KL to a teacher.
-
-    π is softmax(logits / temperature).
+    """Returns log π(target) and the entropy of π at each position, in nats as float32; with a
+    teacher, `top_k_reverse_kl` too. π is softmax(logits / temperature).
 
     Logits exist for `chunk` positions at a time, so memory is rows * chunk * vocab instead of
     rows * length * vocab. The backward pass recomputes them in the same chunks.
@@ -47,9 +46,6 @@ def token_logprobs(
       chunk: most positions in one chunk.
       has_entropy_gradient: whether the entropies have a gradient, which costs as much again.
       teacher: a teacher's likeliest tokens; None: there is no teacher.
-
-    Returns:
-      Log-probabilities and entropies in nats, both float32. With a teacher, `top_k_reverse_kl` too.
     """
 
     @jax.checkpoint

@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from pat_jax.rl.algorithm.kl import (
     MAX_LOG_RATIO,
@@ -159,21 +159,8 @@ class PolicyLoss(Loss):
         old = jax.lax.stop_gradient(logprobs) if self.is_on_policy else columns["old_logprobs"]
         advantage = columns["advantages"]
         ratio = jnp.exp(self._log_ratio(logprobs, old, responses))
-        clipped = jnp.clip(ratio, 1.0 - self.epsilon, 1.0 + self.epsilon_high)
-        if self.surrogate == "cispo":
-            gain = jax.lax.stop_gradient(clipped) * advantage * logprobs
-            is_clipped = clipped != ratio
-        else:
-            gain = jnp.minimum(ratio * advantage, clipped * advantage)
-            if self.delta:
-                gain = jnp.where(advantage < 0, jnp.maximum(gain, self.delta * advantage), gain)
-            is_clipped = gain != ratio * advantage
-        if self.beta:
-            reference_kl = estimate_kl(logprobs, columns["reference_logprobs"], self.kl_estimator)
-            if self.corrects_kl:
-                reference_kl *= kl_weight(ratio, self.kl_estimator)
-        else:
-            reference_kl = jnp.zeros_like(logprobs)
+        gain, is_clipped = self._gain(ratio, advantage, logprobs)
+        reference_kl = self._reference_kl(ratio, logprobs, columns)
         gap = jnp.abs(old - columns["behavior_logprobs"])
         found = {
             "clip_fraction": is_clipped.astype(ratio.dtype),
@@ -198,6 +185,24 @@ class PolicyLoss(Loss):
             found[TEACHER_KL] = predicted[TEACHER_KL]
             loss += self.distill_coef * predicted[TEACHER_KL]
         return found | {"loss": loss}
+
+    def _gain(
+        self, ratio: PerToken, advantage: PerToken, logprobs: PerToken
+    ) -> tuple[PerToken, Bool[Array, "rows length"]]:
+        """Returns the clipped objective of each token, and whether its gradient is clipped."""
+        clipped = jnp.clip(ratio, 1.0 - self.epsilon, 1.0 + self.epsilon_high)
+        if self.surrogate == "cispo":
+            return jax.lax.stop_gradient(clipped) * advantage * logprobs, clipped != ratio
+        gain = jnp.minimum(ratio * advantage, clipped * advantage)
+        if self.delta:
+            gain = jnp.where(advantage < 0, jnp.maximum(gain, self.delta * advantage), gain)
+        return gain, gain != ratio * advantage
+
+    def _reference_kl(self, ratio: PerToken, logprobs: PerToken, columns: Columns) -> PerToken:
+        if not self.beta:
+            return jnp.zeros_like(logprobs)
+        estimate = estimate_kl(logprobs, columns["reference_logprobs"], self.kl_estimator)
+        return estimate * kl_weight(ratio, self.kl_estimator) if self.corrects_kl else estimate
 
     def _log_ratio(self, logprobs: PerToken, old: PerToken, responses: Responses) -> PerToken:
         if self.ratio == "token":

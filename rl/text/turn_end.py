@@ -30,7 +30,7 @@ def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
         tokenizer.eos_ids = (*tokenizer.eos_ids, marks[0])
         tokenizer.note = (
             f"the chat template ends an answer with {text!r}, and the checkpoint names {own} alone: "
-            "responses end there, too (stop_at_turn_end false: they go on)"
+            "responses end there, too"
         )
 
 

@@ -158,7 +158,7 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
             " --algorithm.mini_batch_size 5",
             ["prompts_per_step x --rollout.num_generations is 5", "multiple of 2", "dp2tp1"],
         ),
-        ("--switch_to dp1tp2,dp4tp4 --switch_at 4,2", ["--switch_to is 'dp4tp4'", "dp1tp2"]),
+        ("--layout dp1tp2@4,dp4tp4@2", ["--layout is 'dp4tp4'", "dp1tp2"]),
         ("--reward no_such_module:score", ["'no_such_module:score'", "no_such_module"]),
         ("--reward maths", ["--reward is 'maths'", "expected exact, math"]),
         ("--warm_start.steps 3", ["--warm_start.steps is 3", "no demonstrations", "set it to 0"]),

@@ -15,9 +15,6 @@ from runs import write_checkpoint
 from pat_jax import generate
 from pat_jax.commands import generate as body
 from pat_jax.common.run_command import run_command
-from pat_jax.config.command_line import parse
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.warm_up.timings import Timed
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.latency.model import LatencyModel
@@ -29,14 +26,6 @@ SUFFIX = ("--speculation.source", "suffix", "--speculation.num_draft_tokens", "7
 GREEDY = ("--temperature", "0", "--max_completion_length", "48")
 REASON = "speculation: drafts of up to 7 tokens from a response's own text and others to its prompt"
 CAME = r"drafts in \d+ steps: acceptance length [\d.]+ \([\d.]+ predicted\), saved "
-
-
-def test_auto_of_an_older_configuration_staggers_nothing():
-    found = {}
-    for words in ((), ("--speculation.stagger", "auto"), ("--speculation.stagger", "on")):
-        config = parse([*SUFFIX, *words], RunConfig)
-        found[words[-1:]] = drafts_of(config.speculation, "gpu").stagger
-    assert found == {(): False, ("auto",): False, ("on",): True}
 
 
 @pytest.fixture(scope="module")

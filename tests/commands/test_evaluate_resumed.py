@@ -107,7 +107,6 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
         ("--resume --data.system_prompt x", ["--data.system_prompt is 'x': expected ''"]),
         ("--resume --num_prompts 5", ["option --num_prompts is 5: expected 4"]),
         ("--resume", ["{}/out", "--resume, too", "add --reward later.py:right."]),
-        ("--resume --reward_token_env A", ["add --reward later.py:right"]),
         ("", ["expected a new or empty folder; go on with the evaluation in it with --resume"]),
         ("--resume --out {}/none", ["'{}/none': expected the folder of an evaluation"]),
         ("--resume --out {}/done", ["'{}/done': expected an evaluation to go on with", "results"]),

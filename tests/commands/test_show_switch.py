@@ -74,7 +74,7 @@ def test_a_signal_ends_it_and_says_that_the_run_is_complete(monkeypatch, capsys)
 @pytest.mark.slow
 def test_a_run_that_shows_a_switch_learns_and_saves_the_same(tmp_path: Path):
     """Weights, metrics and what a resumed run begins with: to the bit."""
-    path = ["--switch_to", "dp1tp2", "--switch_at", "4"]  # no clock decides
+    path = ["--layout", "dp1tp2@4"]  # no clock decides
     with_it = run(*TINY, *path, "--run_dir", "with", "--show_switch", "true", cwd=tmp_path)
     without = run(*TINY, *path, "--run_dir", "without", cwd=tmp_path)
     assert "made twice" in with_it and "made twice" not in without

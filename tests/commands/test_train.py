@@ -181,16 +181,16 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
 
 
 @pytest.mark.slow
-def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path):
+def test_bfloat16_several_inner_iterations_and_a_switch(tmp_path: Path):
     (tmp_path / "my_module.py").write_text(REWARD)
     options = "--compute_dtype bfloat16 --algorithm.num_iterations 2 --algorithm.mini_batch_size 2"
-    options += " --switch_to dp1tp2 --switch_at 7 --rollout.kv_carry recompute"
+    options += " --layout dp1tp2@7"
     options += " --warm_start.steps 0 --optimizer.learning_rate 1e-3 --reward my_module:score"
     run(*TINY, *options.split(), "--steps", "1", "--run_dir", "here", cwd=tmp_path)
     row = read_metrics(tmp_path / "here" / "metrics.jsonl")[1]
     assert row["rollout/layouts"] == "dp2tp1 -> dp1tp2"
     (switch,) = json.loads((tmp_path / "here" / "rollout.json").read_text())["moves"]
-    assert switch["kv"] == "recompute" and 0 < switch["running"] <= 7
+    assert switch["kv"] == "migrate" and 0 < switch["running"] <= 7
     # The later mini-batches and the second pass have moved away from the policy that sampled.
     assert row["train/approx_kl"] > 0
     assert 1e-5 < row["train/behavior_gap_max"] < 0.2

@@ -97,7 +97,6 @@ def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
     [
         (PlanConfig, "--layers all --compile false", "--layers is 'all': expected few with"),
         (PlanConfig, "--profile x --sums one-shot", "--sums is 'one-shot': expected nccl with"),
-        (RunConfig, "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4", "expected auto"),
     ],
 )
 def test_what_would_be_ignored_is_refused(config_class: type, argv: str, expected: str):

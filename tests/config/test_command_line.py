@@ -105,8 +105,9 @@ def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
 def test_what_older_runs_wrote_is_read_as_what_stands_for_it_now(config_file):
     """Only in files: on the command line an option that is gone is refused."""
     older = "rollout: {compile: lazy}\nplacement: {tail: 0, overlap: gradients}\n"
+    older += "critic: {lora: {targets: []}}\nspeculation: {stagger: auto, longest: 7}\n"
     config = cli.parse(["--config", config_file(older)])
-    assert (config.rollout.compile, config.placement.overlap) == ("needed", "scores")
+    assert config.rollout.compile == "needed"
     with pytest.raises(UserError, match=r"placement\.tail in .*line 1 is not offered: "):
         cli.parse(["--config", config_file("placement: {tail: 64}\n")])
     assert "--rollout.compile is 'lazy'" in mistake("--rollout.compile", "lazy")
@@ -168,7 +169,10 @@ def test_a_quick_start_names_its_model_and_data():
             "option --algorithm.mini_batch_size is 3: expected a divisor of"
             " --rollout.prompts_per_step (8).",
         ),
-        ("--switch_to dp1tp8", "option --switch_at is '': expected one running-sequence count for"),
+        (
+            "--layout dp1tp8@4,dp2tp4",
+            "option --layout is 'dp1tp8@4,dp2tp4': expected auto, a layout",
+        ),
         ("--resume", "option --run_dir is '': expected with --resume the folder of the run"),
         ("--config nowhere.yaml", "cannot read nowhere.yaml: No such file or directory."),
     ],
@@ -285,7 +289,7 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     assert "Softmax temperature" in blocks["rollout.temperature"]
     assert "(default: 1.0)" in blocks["rollout.temperature"]
     assert blocks["data"].startswith("one text or several, or --data.files (default: arithmetic)")
-    assert "{auto,migrate,recompute}" in blocks["rollout.kv_carry"]
+    assert "{auto,int8,fp8}" in blocks["rollout.weights"]
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -92,8 +92,6 @@ SUM = "multi_objective_aggregation normalize_then_sum"
         ("name=gdpo scale_rewards=none", "scale_rewards", SUM),
         ("name=gdpo beta=0.1 kl_in=reward", "kl_in", SUM),
         ("name=gdpo overlong_buffer=0.2", "overlong_buffer", SUM),
-        ("name=gdpo reward_adjustment=variance", "reward_adjustment", SUM),
-        ("name=reinforce_pp reward_adjustment=variance", "reward_adjustment", "baseline none"),
     ],
 )
 def test_options_that_exclude_each_other_are_both_named(tmp_path, options, refused, other):

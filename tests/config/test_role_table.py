@@ -54,10 +54,10 @@ def test_a_critic_begins_as_the_first_model_that_is_named(options, source, optio
 def test_no_option_of_one_role_reaches_another():
     options = [*PPO, "--algorithm.beta", "0.1", "--reward", "model:judge", "--remat", "none"]
     options += ["--scan_layers", "true", "--lora.rank", "4", "--critic.learning_rate", "0.5"]
-    options += ["--critic.warmup_steps", "1", "--reward_model.dtype", "float32"]
+    options += ["--critic.warmup_steps", "1", "--compute_dtype", "float32"]
     found = table(*options, "--algorithm.router_replay", "true")
     assert [name for name, role in found.items() if role.replays_routes] == [POLICY]
-    assert found["model:judge"].compute == Compute("float32")
+    assert found["model:judge"].compute == Compute("bfloat16")
     policy, critic = found[POLICY].trained, found[CRITIC].trained
     assert policy and critic and policy.lora.is_on and not critic.lora.is_on
     assert critic.optimization.optimizer.learning_rate == 0.5

@@ -44,17 +44,6 @@ def test_the_longest_expected_are_admitted_first():
     assert in_order.table.running.tolist() == [0, 1, 2, 3]
 
 
-def test_samples_of_a_prompt_are_admitted_one_after_the_other():
-    requests = [request for request in plain(3) for _ in range(6)]
-    cache_manager = make_cache_manager(requests, expected=np.repeat([5.0, 9, 7], 6))
-    cache_manager.stagger()
-    cache_manager.admit(6, BURST, at_once=BURST)
-    assert cache_manager.table.running.tolist() == [0, 1, 6, 7, 12, 13]
-    first, second, rest = [8, 14, 2], [9, 15, 3], [10, 11, 16, 17, 4, 5]
-    assert cache_manager.queue.tolist() == [*first, *second, *rest]
-    cache_manager.check_integrity()
-
-
 def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
     cache_manager = make_cache_manager(plain(9), num_replicas=2)
     cache_manager.admit(3, BURST, at_once=BURST)

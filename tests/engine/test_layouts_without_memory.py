@@ -123,8 +123,8 @@ def test_all_that_a_path_names_has_to_fit():
     model = replace(PRESETS["tiny"], num_kv_heads=8)
     limit = limited(alone(asked(), model).held(TP8) * TO_THE_LEAST)
     assert engine_of(model, *limit)
-    path = "--switch_to", "dp1tp8", "--switch_at", "10"
-    with pytest.raises(UserError, match="--switch_to is 'dp1tp8': dp8tp1 needs"):
+    path = "--layout", "dp1tp8@10"
+    with pytest.raises(UserError, match="--layout is 'dp1tp8@10': dp8tp1 needs"):
         build_engine(asked(*limit, *path), model, jax.devices())
 
 

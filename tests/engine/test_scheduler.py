@@ -4,14 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from schedulers import CAP, DP2, PROMPT, SHAPES, at, end, make_scheduler
+from schedulers import DP2, SHAPES, at, end, make_scheduler
 
 from pat_jax.engine.executor import Burst, Collected
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.sequence_table import SequenceTable
-from pat_jax.layout.buckets import Drafts, Shapes
+from pat_jax.layout.buckets import Shapes
 from pat_jax.planning.draft_counts import NONE_DRAFTED, DraftResult
 
 
@@ -165,30 +163,3 @@ class TestBehind:
         free = tables.free.copy()
         assert scheduler.burst_behind(in_flight, at(0)) is None
         assert tables.free.tolist() == free.tolist(), "nothing is laid out"
-
-
-@pytest.mark.parametrize(
-    "is_on, texts, samples, first",
-    [
-        (True, 4, 6, [0, 6, 12]),
-        (False, 4, 6, [0, 1, 2]),
-        (True, 0, 6, [0, 1, 2]),
-        (True, 4, 1, [0, 1, 2]),
-    ],
-)
-def test_samples_of_a_prompt_begin_in_turn_where_others_are_drafted_from(
-    is_on, texts, samples, first
-):
-    """Five prompts, before any has begun; rows for eight in each of two replicas."""
-    table = SequenceTable(
-        np.full(5 * samples, PROMPT),
-        np.full(5 * samples, CAP),
-        prompt_id=np.repeat(np.arange(5), samples),
-        num_replicas=2,
-        rows_per_replica=8,
-    )
-    shapes = replace(SHAPES, drafts=Drafts((1,), 1, 64, texts, stagger=is_on))
-    scheduler = Scheduler(Contents(table), shapes, DP2, runs_ahead=True)
-    assert scheduler.cache_manager.queue[:3].tolist() == first
-    scheduler.admit()
-    scheduler.check_integrity()

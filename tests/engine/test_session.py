@@ -8,7 +8,6 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, made_up_latency, subject
 
-from pat_jax.engine.device.decode.nan_search import where_nans_start
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW, Session
 from pat_jax.planning.lengths.model import LengthModel
@@ -177,15 +176,10 @@ def damaged(name: str, value: float):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "part"),
-    [
-        ("['layers'][0]['mlp']['down']", np.nan, "layer 0"),
-        ("['layers'][1]['attention']['query']", np.inf, "layer 1"),
-        ("['final_norm']", np.nan, "the final norm"),
-        ("['lm_head']", np.nan, "the output head"),
-    ],
+    ("name", "value"),
+    [("['layers'][1]['attention']['query']", np.inf), ("['lm_head']", np.nan)],
 )
-def test_logits_that_are_no_numbers_name_the_request_and_the_layer(name, value, part):
+def test_logits_that_are_no_numbers_name_the_request(name, value):
     bench = subject(BENCH)
     planner = FixedLayout(bench.static(1).split)
     layout = bench.engine.layouts[planner.split]
@@ -196,13 +190,3 @@ def test_logits_that_are_no_numbers_name_the_request_and_the_layer(name, value, 
     assert quiet.error == (
         "request 0: the logits of token 1 of the response are not numbers (NaN)."
     )
-    (_, done), *_ = Session(bench.engine, planner, debug_nans=True).stream([request])
-    assert done.error == quiet.error[:-1] + f"; they start in {part}."
-    assert part in str(
-        where_nans_start(bench.policy, params, np.array(request.tokens), bench.engine.dtype)
-    )
-
-
-def test_sound_weights_have_no_such_layer(session: Session):
-    bench = subject(BENCH)
-    assert where_nans_start(bench.policy, bench.params, np.array([3, 4]), bench.dtype) is None

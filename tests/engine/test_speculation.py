@@ -167,30 +167,6 @@ ENDINGS = (
 )
 
 
-@pytest.mark.slow  # engines of its own
-def test_samples_that_begin_one_after_the_other_say_the_same():
-    """And draft from whole siblings: of greedy ones a second says what the first has said."""
-    rng, greedy = np.random.default_rng(5), Sampling(temperature=0.0)
-    prompts = [tuple(rng.integers(3, 61, 10).tolist()) for _ in range(8)]
-    requests = [
-        Request(prompt, sequence_key(1, i), 40, greedy, ignore_eos=True)
-        for i, prompt in enumerate(prompts)
-        for _ in range(3)
-    ]
-
-    planner, in_turn = (
-        FixedLayout(DP2, num_draft_tokens=3, accept_prob=ACCEPT_PROB),
-        replace(DRAFTS, stagger=True),
-    )
-    (plain, together), (found, report) = (
-        generate(engine.__wrapped__(24, 8, drafts, min_rows=4), requests, planner)
-        for drafts in (DRAFTS, in_turn)
-    )
-    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(plain, found, strict=True)]
-    assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
-    assert report.tokens_per_row_step > 1.1 * together.tokens_per_row_step
-
-
 def test_responses_end_where_they_do_without_drafts():
     """At tokens that end them, not before they may, and at every number of tokens, one among them."""
     requests = asked_twice(ENDINGS, count=15)

@@ -29,9 +29,7 @@ from tests.lossless import EOS_IDS, MODELS, Settings, lively_params
 
 # The devices of a TP group are of one process, so that sums are rounded as in one; those of a switch are not.
 DP4, DP2TP2 = Split(4, 1), Split(2, 2)
-COPIED = TextDrafter(
-    Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8, stagger=True)
-)
+COPIED = TextDrafter(Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8))
 POLICY = Policy.from_config(MODELS["kv2"])
 
 Found = dict[str, Any]

@@ -13,7 +13,7 @@ from pat_jax.run.logging.metrics import read_metrics
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SAME = ("reward/mean", "rollout/length_mean", "rollout/layouts", "rollout/switches", "eval/reward")
 CLOSE = ("train/loss", "train/grad_norm", "train/cross_entropy")
-SWITCHING = ["--switch_to", "dp2tp2,dp4tp1", "--switch_at", "6,2", "--rollout.burst_steps", "8"]
+SWITCHING = ["--layout", "dp2tp2@6,dp4tp1@2", "--rollout.burst_steps", "8"]
 LONG = ["--steps", "1000", "--eval.every", "0"]
 
 

@@ -94,20 +94,13 @@ class TestKnownAnswers:
             make_load(2, DP8, generated=60, remaining_tokens=340), DP8
         )
         assert (plan.split, plan.recompute_below) == (TP8, recompute_below(carry))
-        for pinned in ("migrate", "recompute"):
-            planner = make_planner(latency, carry=pinned)
-            with patch.object(priced, "SAFETY", 0.1):
-                plan = planner.decide(make_load(2, DP8, generated=60, remaining_tokens=340), DP8)
-            assert plan.recompute_below == recompute_below(pinned)
 
     def test_a_rollout_starts_where_it_will_be_cheapest(self):
         load = make_load(96, TP8, remaining_tokens=CAP)
         assert make_planner(machine(FASTER_WITH_TP, per_row=0.02)).start(load) == DP8
         assert make_planner(machine(FASTER_WITH_TP, prefill=0.01)).start(load) == TP8
         # The prompts have to be prefilled there: 24 calls of four rows, or 3.
-        for carry in ("auto", "migrate"):
-            planner = make_planner(machine(FASTER_WITH_TP, prefill=100.0), carry=carry)
-            assert planner.start(load) == DP8
+        assert make_planner(machine(FASTER_WITH_TP, prefill=100.0)).start(load) == DP8
 
     def test_the_fullest_group_sets_the_pace(self):
         """The same sequences all in one replica: switching deals them out anew."""

@@ -206,20 +206,6 @@ class TestOracle:
         return replace(machine, splits=(TP8,), buckets=buckets)
 
 
-def test_samples_one_after_the_other_save_steps():
-    """Rows for a quarter of the sequences, and finished siblings to draft from."""
-    machine = drafting(HALF, dearer=1.05, drafts=replace(DRAFTS, most_tokens=256))
-    for seed in range(3):
-        workload, reports = make_workload(seed, 160, 8), []
-        for is_on in (False, True):
-            one = replace(machine, drafts=replace(machine.drafts, texts=4, stagger=is_on))
-            reports.append(replay(workload, planner_of(one, HALF, (TP8,)), one))
-            assert reports[-1].tokens == workload.responses.sum()
-        off, on = reports
-        assert on.total_s < off.total_s
-        assert on.tokens_per_row_step > 1.03 * off.tokens_per_row_step
-
-
 COPIED = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
 
 

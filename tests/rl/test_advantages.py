@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pat_jax.rl.algorithm.advantages import group_advantages, has_signal
 from pat_jax.rl.algorithm.gdpo import gdpo_advantages
 from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
-from pat_jax.rl.algorithm.reward_variance import with_more_variance
 
 REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 
@@ -139,63 +138,3 @@ def test_gdpo_leaves_out_what_has_no_score():
     total[1, 2] = np.nan
     expected = (total - np.nanmean(total)) / np.nanstd(total, ddof=1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-# --- more variance -------------------------------------------------------------------------------
-
-
-def brute_force(rewards, weights, low: float, high: float) -> float:
-    """The largest Σ p z² over the corners of what is allowed, for different rewards.
-
-    A corner has M, then one number in between, then m, over the rewards sorted downwards."""
-    order = np.argsort(-rewards)
-    p = (weights / weights.sum())[order]
-    mean, best = p @ rewards[order], -np.inf
-    for i in range(len(p) + 1):
-        for j in range(i, len(p) + 1):
-            z = np.where(np.arange(len(p)) < i, high, low)
-            missing, middle = mean - p @ z, p[i:j].sum()
-            if j > i:
-                z[i:j] += missing / middle
-            if abs(p @ z - mean) < 1e-9 and z.min() > low - 1e-9 and z.max() < high + 1e-9:
-                best = max(best, p @ z**2)
-    return best
-
-
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True),
-    st.booleans(),
-    st.integers(0, 2**32 - 1),
-)
-@settings(deadline=None, max_examples=200)
-def test_no_rewards_of_the_same_mean_and_order_have_more_variance(rewards, is_bounded, seed):
-    rewards, rng = np.array(rewards), np.random.default_rng(seed)
-    weights = rng.uniform(0.1, 1.0, len(rewards))
-    bounds = (-0.5, 1.2) if is_bounded else None
-    (found,) = with_more_variance(rewards[None], bounds, weights[None])
-    low, high = bounds or (rewards.min(), rewards.max())
-    p = weights / weights.sum()
-    np.testing.assert_allclose(p @ found, p @ rewards, atol=1e-9)
-    assert low - 1e-9 <= found.min() and found.max() <= high + 1e-9
-    assert (np.diff(found[np.argsort(rewards)]) >= -1e-12).all()
-    np.testing.assert_allclose(p @ found**2, brute_force(rewards, weights, low, high), atol=1e-9)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=2, max_size=8))
-def test_equal_rewards_stay_equal_and_the_mean_stays(rewards):
-    rewards = np.array(rewards)
-    (found,) = with_more_variance(rewards[None], (0.0, 1.0))
-    assert all(len(set(found[rewards == x])) == 1 for x in rewards)
-    np.testing.assert_allclose(found.mean(), rewards.mean(), atol=1e-12)
-    assert found.var() >= rewards.var() - 1e-12
-
-
-def test_a_response_without_a_reward_counts_nowhere():
-    rewards = np.array([[0.9, np.nan, 0.6, 0.1], [np.nan] * 4])
-    found = with_more_variance(rewards, (0.0, 1.0))
-    np.testing.assert_allclose(found, [[1.0, np.nan, 0.6, 0.0], [np.nan] * 4], atol=1e-12)
-
-
-def test_a_reward_outside_of_the_bounds_is_named():
-    with pytest.raises(ValueError, match=r"a reward of group 1 is 1\.5; expected .* from 0 to 1"):
-        with_more_variance(np.array([[0.0, 1.0], [0.0, 1.5]]), (0.0, 1.0))

@@ -30,11 +30,11 @@ def scores(name: str) -> FunctionScores:
     return FunctionScores(f"m:{name}", name, 1.0, values, [{} for _ in values])
 
 
-def evaluated(*functions: str, threshold: float = 1.0) -> Evaluated:
+def evaluated(*functions: str) -> Evaluated:
     lengths = np.arange(16).reshape(4, 4)
     answers = [["3", "4", "3", None], [None] * 4, ["5", "6", "7", "7"], ["1"] * 4]
     parts = [scores(name) for name in functions or ("right",)]
-    return Evaluated("all", REWARDS, lengths, lengths > 12, answers, parts, threshold)
+    return Evaluated("all", REWARDS, lengths, lengths > 12, answers, parts)
 
 
 def test_a_problem_counts_once_whatever_of_it_was_scored():
@@ -48,11 +48,6 @@ def test_a_problem_counts_once_whatever_of_it_was_scored():
     majority = one.majority()
     assert majority is not None
     assert (majority.value, majority.num_problems) == (pytest.approx((1 + 0 + 1) / 3), 3)
-
-
-def test_the_reward_from_which_on_a_sample_passes():
-    assert evaluated(threshold=0.5).pass_at(4).value == 1
-    assert evaluated(threshold=1.5).pass_at(4).value == 0
 
 
 def test_a_part_is_what_its_problems_alone_would_be():
@@ -82,7 +77,7 @@ def test_of_one_sample_there_is_neither_pass_at_k_nor_a_majority():
     one = evaluated()
     rewards, lengths, is_cut = (x[:, 1:2] for x in (one.rewards, one.lengths, one.is_cut))
     answers = [row[1:2] for row in one.answers]
-    single = Evaluated("all", rewards, lengths, is_cut, answers, (), 1.0)
+    single = Evaluated("all", rewards, lengths, is_cut, answers, ())
     found = describe_evaluation(single, [single])
     assert found["eval/reward"] == pytest.approx(1 / 3)
     assert not [name for name in found if "@" in name]

@@ -8,7 +8,6 @@ from tokenizer_files import write_tokenizer
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.config.data import DataConfig
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.presets import preset
@@ -78,16 +77,13 @@ def test_a_text_of_several_tokens_ends_nothing_and_is_said(tmp_path: Path):
     assert found.eos_ids == (EOS,) and "'### End'" in found.note
 
 
-def test_every_command_that_generates_has_the_option(tmp_path: Path):
+def test_every_command_that_generates_ends_responses_there(tmp_path: Path):
     write_tokenizer(tmp_path, eos_token="<eos>", chat_template=CHAT.replace("END", "<im>"))
     (tmp_path / "config.json").write_text(json.dumps({}))
     model, data = str(tmp_path), DataConfig(files=("a.jsonl",))
-    for is_on, expected in (True, (EOS, IM)), (False, (EOS,)):
-        train = RunConfig(model=model, data=data, rollout=RolloutConfig(stop_at_turn_end=is_on))
-        generate = GenerateConfig(model=model, stop_at_turn_end=is_on)
-        evaluate = EvaluateConfig(model=model, data=data, stop_at_turn_end=is_on)
-        shape = preset("tiny")
-        runs = train, generate.model_options, evaluate.run_config(shape, 1)
-        for config in (*runs, generate.run_config(shape, 1)):
-            found = load_tokenizer(config.task)
-            assert found.eos_ids == expected and bool(note_of(found)) == is_on
+    generate, shape = GenerateConfig(model=model), preset("tiny")
+    evaluate = EvaluateConfig(model=model, data=data).run_config(shape, 1)
+    runs = RunConfig(model=model, data=data), generate.model_options, evaluate
+    for config in (*runs, generate.run_config(shape, 1)):
+        found = load_tokenizer(config.task)
+        assert found.eos_ids == (EOS, IM) and note_of(found)

@@ -26,7 +26,6 @@ from pat_jax.run.collect import Collector
 from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.scoring import FailedRollouts
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
@@ -91,7 +90,6 @@ def collected(teaches: list[bool], most: int, first: int = 0, reads: Any = None)
             Progress(1),
             RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
-            FailedRollouts(3),
             reads and (lambda: reads),
             num_redraws=most,
         )

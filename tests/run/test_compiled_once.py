@@ -32,7 +32,7 @@ def score(prompts, completions, **columns):
 )
 def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
     (tmp_path / "reward.py").write_text(BY_LENGTH)
-    switches = ["--switch_to", "dp1tp2", "--switch_at", "7"]
+    switches = ["--layout", "dp1tp2@7"]
     reward = ["--reward", f"{tmp_path / 'reward.py'}:score", "--rollout.burst_steps", "8"]
     reward += ["--warm_start.steps", "0"]
     folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]

@@ -40,7 +40,6 @@ PPO = "--algorithm.name ppo"
         ("--algorithm.normalize_reward true", ["normalize_reward", "scale_rewards group"]),
         (f"{PPO} --critic.pretrain_steps 60", ["--critic.pretrain_steps", "less than the 60"]),
         (f"{PPO} --critic.warmup_steps 61", ["--critic.warmup_steps is 61", "at most the 60"]),
-        (f"{PPO} --critic.lora.alpha 4", ["--critic.lora.alpha", "--critic.lora.rank 0"]),
         (f"{PPO} --critic.lora.rank 4", ["--critic.lora.rank is 4", "--warm_start.steps"]),
         (f"{PPO} --critic.lora.rank 4 --critic.model demo", ["rank is 4", "--warm_start.steps"]),
         (f"{PPO} --rollout.temperature 0", ["--rollout.temperature", "above 0"]),

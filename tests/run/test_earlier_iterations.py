@@ -4,8 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import SMALL_ROLLOUT, run, without_times, write_checkpoint, write_problems
 
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -25,7 +22,6 @@ from pat_jax.run.start.earlier_texts import (
     FOLDER,
     EarlierIterations,
     as_bytes,
-    earlier_iterations,
     put_bytes,
 )
 
@@ -126,13 +122,6 @@ def test_files_go_when_their_checkpoints_have_gone(tmp_path: Path):
 def test_a_disk_that_takes_nothing_costs_no_checkpoint(tmp_path: Path):
     (tmp_path / FOLDER).write_text("in the way")
     iterations(tmp_path).save(1)
-
-
-def test_where_nothing_is_drafted_from_them_nothing_is_kept():
-    task: Any = SimpleNamespace(train=SimpleNamespace(num_different=40), tokenizer=TOKENIZER)
-    for room, most in ((5000, 0), (0, 10_000)):
-        found = earlier_iterations("somewhere", task, RolloutConfig(), text_room=room, most=most)
-        assert found is None
 
 
 def draft_for_nothing(profile: Path) -> None:

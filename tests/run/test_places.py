@@ -55,7 +55,6 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.critic first", "expected devices such as 0-3"),
         ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
-        ("--placement separate --placement.overlap gradients", "placement.overlap is 'gradients':"),
         ("--placement separate --placement.lag 1", "placement.lag is 1: expected 0 without"),
         (f"{LAG} --placement separate --placement.lag 2", "an integer from 0 to 1"),
         (LAG, "expected 0 with --placement flatten"),
@@ -72,10 +71,6 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         (
             f"{LAG} --placement separate --algorithm distill --teacher.model a --teacher.top_k 4",
             "placement.lag is 1: expected 0 with --teacher.top_k",
-        ),
-        (
-            f"{LAG} --placement separate --placement.overlap none",
-            "expected 0 with --placement.overlap none",
         ),
         (f"{LAG} --placement split", "placement.lag is 1: expected 0 with --placement split"),
         ("--placement both", "placement.name is 'both'"),

@@ -158,18 +158,14 @@ def test_no_code_and_no_address_is_taken_from_a_folder(
     tmp_path: Path, reward: str, resume: list[str]
 ):
     """Which may be from somebody else."""
-    config = parse(
-        ["--preset", "demo", "--reward", "exact", reward, "--reward_token_env", "HF_TOKEN"]
-    )
+    config = parse(["--preset", "demo", "--reward", "exact", reward])
     (tmp_path / CONFIG_FILE).write_text(dump(config))
     (tmp_path / "metrics.jsonl").touch()
     argv = [*resume, "--run_dir", str(tmp_path)]
-    token = ["--reward_token_env", "HF_TOKEN"]
-    for more in ([], ["--reward", "exact", reward], token):
-        with pytest.raises(UserError, match=r"add --reward .*HF_TOKEN\.$") as error:
-            options_of_run([*argv, *more], parse)
-        assert reward in str(error.value) and str(tmp_path) in str(error.value)
-    asked = ["--reward", "exact", reward, *token]
+    with pytest.raises(UserError, match=r"add --reward exact .*\.$") as error:
+        options_of_run(argv, parse)
+    assert reward in str(error.value) and str(tmp_path) in str(error.value)
+    asked = ["--reward", "exact", reward]
     assert asked_again(config) == asked
     assert options_of_run([*argv, *asked], parse).reward == config.reward
     assert options_of_run([*argv, "--reward", "math"], parse).reward == ("math",)

@@ -25,6 +25,7 @@ from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.role_params import initial_params
+from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.sft import read
@@ -102,9 +103,12 @@ def test_it_learns_what_it_is_shown(whole: Whole):
     assert untold(names) == set()
 
 
-def test_gradients_that_stay_no_numbers_end_a_run(whole: Whole, given_options, tmp_path):
+def test_gradients_that_stay_no_numbers_end_a_run(
+    whole: Whole, given_options, tmp_path, monkeypatch
+):
     folder = tmp_path / "run"
-    config, setup = made(*given_options, "--run_dir", str(folder), "--optimizer.max_skipped", "2")
+    config, setup = made(*given_options, "--run_dir", str(folder))
+    monkeypatch.setattr(loop, "MOST_IN_A_ROW", 2)
     setup = replace(setup, roles=whole.setup.roles)  # which is compiled
     run = SftRun(setup, StopSignals())
     at = run.begin()

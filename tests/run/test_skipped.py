@@ -85,7 +85,7 @@ def test_the_sentence_that_ends_a_run(tmp_path: Path):
         NonFiniteSteps(tmp_path, 0, lambda _: None).note(7, [[micro(0)]], [False])
     output = str(error.value)
     assert "\n" not in output and "the last in step 7; what they were to learn is in " in output
-    assert "--optimizer.max_skipped (0); lower --optimizer.learning_rate, or resume" in output
+    assert "expected at most 0; lower --optimizer.learning_rate, or resume" in output
 
 
 class Spoilt:
@@ -112,9 +112,10 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     options = ["--run_dir", str(tmp_path), "--steps", "9", "--eval.every", "0"]
     options += ["--warm_start.steps", "0", "--algorithm.mini_batch_size", "2"]
     options += ["--layout", "dp2tp1", "--rollout.compile", "needed"]
-    config = parse([*TINY, *options, "--optimizer.max_skipped", "3"])
+    config = parse([*TINY, *options])
     poisoned = Spoilt()
     monkeypatch.setattr(learning, "training_batch", poisoned)
+    monkeypatch.setattr(learning, "MOST_IN_A_ROW", 3)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(setup.task.rewards, config.reward_limits) as scorer:
         signals = StopSignals()

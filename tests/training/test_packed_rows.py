@@ -30,7 +30,7 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.training.build import micro_shapes, shares_prompts
+from pat_jax.training.build import micro_shapes
 from pat_jax.training.passes import model_functions
 
 LENGTH, MOST = 48, 8
@@ -198,13 +198,11 @@ def test_prompts_are_shared_where_this_saves_micro_batches():
 # --- the rows that a run has for responses that share their prompt --------------------------------
 
 
-def config(*, share_prompts: bool = True, generations: int = 4, budget: int = 8192) -> RunConfig:
+def config(*, generations: int = 4, budget: int = 8192) -> RunConfig:
     rollout = RolloutConfig(
         max_prompt_length=32, max_completion_length=128, num_generations=generations
     )
-    algorithm = AlgorithmConfig(
-        mini_batch_size=4, share_prompts=share_prompts, tokens_per_micro_batch=budget
-    )
+    algorithm = AlgorithmConfig(mini_batch_size=4, tokens_per_micro_batch=budget)
     return RunConfig(rollout=rollout, algorithm=algorithm)
 
 
@@ -217,7 +215,7 @@ def test_a_row_is_as_long_as_a_group_where_the_budget_has_room():
         496,
     )  # three of four
     assert micro_shapes(config(budget=160).micro_batches, 1, "cpu") == micro_shapes(
-        config(budget=160, share_prompts=False).micro_batches, 1, "cpu"
+        config(budget=160).micro_batches, 1, "tpu"
     )
 
 
@@ -226,12 +224,8 @@ def test_a_row_is_as_long_as_a_group_where_the_budget_has_room():
 @pytest.mark.parametrize("budget", [160, 1152, 8192])
 def test_sharing_compiles_no_more_shapes(shards: int, generations: int, budget: int):
     with_it, without = (
-        micro_shapes(
-            config(share_prompts=is_shared, generations=generations, budget=budget).micro_batches,
-            shards,
-            "cpu",
-        )
-        for is_shared in (True, False)
+        micro_shapes(config(generations=generations, budget=budget).micro_batches, shards, platform)
+        for platform in ("cpu", "tpu")
     )
     assert len(with_it) <= len(without)
     most = max(budget, shards * without[-1][1])
@@ -240,7 +234,7 @@ def test_sharing_compiles_no_more_shapes(shards: int, generations: int, budget: 
 
 
 def test_a_supervised_stage_has_rows_for_its_batch():
-    asked = replace(config(), warm_start=replace(config().warm_start, steps=1, batch_size=64))
+    asked = replace(config(), warm_start=replace(config().warm_start, steps=1))
     assert micro_shapes(asked.micro_batches, 1, "cpu")[-1] == (14, 552)  # all that the budget holds
 
 
@@ -249,7 +243,5 @@ def test_a_supervised_stage_has_rows_for_its_batch():
 )
 def test_prompts_are_shared_where_the_kernel_knows_branches(platform: str, is_known: bool):
     assert knows_branches(platform) is is_known
-    assert shares_prompts(config().micro_batches, platform) is is_known
-    assert not shares_prompts(config(share_prompts=False).micro_batches, platform)
-    apart = micro_shapes(config(share_prompts=False).micro_batches, 1, platform)
+    apart = micro_shapes(config().micro_batches, 1, "tpu")
     assert (micro_shapes(config().micro_batches, 1, platform) == apart) is not is_known

@@ -19,6 +19,7 @@ from pat_jax.common.hosts.roll_call import roll_call
 from pat_jax.common.hosts.together import ProcessGroup, found, process_group
 
 # JAX ends a process whose coordinator is silent for so long; our message comes before (`link.py`).
+WAIT_S = 600  # for the others, at the start
 HEARTBEAT_S = 60
 SHUTDOWN_S = 30
 _MOMENT_S = 1.0
@@ -31,12 +32,12 @@ def join(config: DistributedConfig) -> ProcessGroup:
     if place is None or not process_group().is_alone:
         return process_group()
     if place.coordinator is None:
-        place = located(config.wait, os.environ)
-    bind, peers = roll_call(place, config.wait, job_token(config, os.environ))
+        place = located(WAIT_S, os.environ)
+    bind, peers = roll_call(place, WAIT_S, job_token(config, os.environ))
     us = found(place.index, place.count, config.patience)
     if peers:
         us.meet(peers)  # before JAX's own join: if a process ends in it, the others say so
-    _initialize(place, config.wait, bind)
+    _initialize(place, bind)
     if not us.is_first:
         # The first process prints for all. This one prints only why it ends
         # (`ProcessGroup.fail`).
@@ -44,7 +45,7 @@ def join(config: DistributedConfig) -> ProcessGroup:
     return us
 
 
-def _initialize(place: Place, wait_s: int, bind: str | None) -> None:
+def _initialize(place: Place, bind: str | None) -> None:
     # JAX's service would catch SIGTERM, and tell only programs that ask it between two steps.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -54,13 +55,13 @@ def _initialize(place: Place, wait_s: int, bind: str | None) -> None:
             place.index,
             None if place.local_device is None else [place.local_device],
             coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", bind),
-            initialization_timeout=wait_s,
+            initialization_timeout=WAIT_S,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=SHUTDOWN_S,
         )
     except (RuntimeError, ValueError) as error:
         time.sleep(_MOMENT_S)  # if another process has ended, which is why, a thread says so
         raise UserError(
-            f"the processes of this run did not meet at {place.coordinator} within {wait_s} s "
+            f"the processes of this run did not meet at {place.coordinator} within {WAIT_S} s "
             f"({str(error).splitlines()[0]:.120}): start all of them, with the same coordinator."
         ) from None

@@ -24,8 +24,6 @@ class DistributedConfig(Options):
     """Number of processes; with coordinator."""
     process_id: int = 0
     """Index of this process, from 0; with coordinator."""
-    wait: int = option(300, count(1, 10**6))
-    """Seconds to wait for the others at the start."""
     patience: int = option(3600, count(10, 10**6))
     """Seconds without progress of a process after which all end. It must be more than compiling one
     program, the slowest rewards of a rollout, or an update on the devices takes."""

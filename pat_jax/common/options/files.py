@@ -90,7 +90,7 @@ def _walk(
         is_short = name in options and not isinstance(value, yaml.MappingNode)
         if is_section and (_is_null(value) or not is_short):
             yield from _walk(value, f"{name}.", title, options)
-        elif isinstance(value, yaml.ScalarNode) and of_today(name, value.value) is None:
+        elif of_today(name, _plain(value)) is None:
             continue
         elif name not in options:
             raise unknown(name, options, where)
@@ -110,6 +110,13 @@ def _texts(node: yaml.Node, option: Option, where: str) -> list[str]:
             raise OptionError(option.name, text, option.expected, where)
         texts.append(of_today(option.name, value.value) or "")
     return texts
+
+
+def _plain(node: yaml.Node) -> str:
+    """Returns the text of a value, of a list those of its values; of nested ones only the type."""
+    if isinstance(node, yaml.SequenceNode):
+        return " ".join(map(_plain, node.value))
+    return node.value if isinstance(node, yaml.ScalarNode) else node.tag
 
 
 def _is_null(node: yaml.Node) -> bool:

@@ -77,11 +77,6 @@ class SequenceTable:
         return not self.is_done.all()
 
     @property
-    def num_unfinished(self) -> int:
-        """Sequences that run or wait."""
-        return len(self) - int(self.is_done.sum())
-
-    @property
     def fullest(self) -> int:
         """Running sequences of the fullest replica."""
         return int(np.bincount(self.replica(self.running), minlength=1).max())

@@ -26,6 +26,7 @@ from pat_jax.models.presets import PRESETS, preset
 # Tokens of a step whose computation takes about as long as reading the weights. In bfloat16, 990
 # TFLOP/s over 3.35 TB/s of an H100 and 197 over 0.82 of a TPU v5e are some 300 and 240 tokens.
 ON_ACCELERATORS, ON_CPU = 256, 64
+TEXTS_ROOM = 4  # context lengths of a row, for the texts of others that it drafts from
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,14 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     """Returns the drafts that the options ask for, whether they pay or not."""
     if config.source == "none":
         return NO_DRAFTS
-    most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
     return Drafts(
         config.num_draft_tokens,
         config.longest,
-        most,
-        texts=0 if config.is_generated else config.texts,
+        ON_CPU if platform == "cpu" else ON_ACCELERATORS,
+        texts=0 if config.is_generated else TEXTS_ROOM,
         exit_layer=config.exit_layer,
         has_model=config.draft_model != "",
         cache_tokens=config.cache_tokens,
-        stagger=config.stagger == "on",
     )
 
 

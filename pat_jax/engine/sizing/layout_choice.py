@@ -9,7 +9,7 @@ import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import check, check_context
-from pat_jax.config.rollout import KvCarry, RolloutConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import LayoutChoice
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.layout.chain import find_layout
@@ -19,7 +19,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
-from pat_jax.planning.types import Split, recompute_below
+from pat_jax.planning.types import Split
 
 
 def check_lengths(rollout: RolloutConfig, model: ModelConfig, name: str) -> None:
@@ -34,12 +34,12 @@ def check_lengths(rollout: RolloutConfig, model: ModelConfig, name: str) -> None
 
 
 def check_vocabulary_options(rollout: RolloutConfig, model: ModelConfig) -> None:
-    """Raises OptionError if top_k or max_logprobs is larger than the model's vocabulary."""
+    """Raises OptionError if top_k is larger than the model's vocabulary."""
     at_most = (
         lambda x: x <= model.vocab_size,
         f"at most the {model.vocab_size:,} tokens of the model",
     )
-    check(rollout, "top_k max_logprobs", at_most, "rollout.")
+    check(rollout, "top_k", at_most, "rollout.")
 
 
 def check_batch(rollout: RolloutConfig, layouts: dict[Split, Layout]) -> None:
@@ -60,10 +60,10 @@ def wanted_layouts(
     """Returns the layouts that the options can lead to; only these are compiled."""
     if choice.is_planned:
         return chain
-    option, names = "layout", [choice.layout]
+    names = [choice.layout]
     if choice.path:
-        option, names = "switch_to", [str(next(iter(chain))), *(name for name, _ in choice.path)]
-    found = [find_layout(chain, name, mesh, model, option=option) for name in dict.fromkeys(names)]
+        names = [str(next(iter(chain))), *(name for name, _ in choice.path)]
+    found = [find_layout(chain, name, mesh, model) for name in dict.fromkeys(names)]
     return {layout.split: layout for layout in found}
 
 
@@ -131,13 +131,10 @@ def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> 
     return any(table[(crossing, *at)] < table[(inside, *at)] for at in both)
 
 
-def scripted_planner(
-    choice: LayoutChoice, kv_carry: KvCarry, layouts: dict[Split, Layout]
-) -> Planner | None:
+def scripted_planner(choice: LayoutChoice, layouts: dict[Split, Layout]) -> Planner | None:
     """Returns a planner that follows the scripted path; None if there is none."""
     if not choice.path:
         return None
     by_name = {str(split): split for split in layouts}
-    below = recompute_below("recompute" if kv_carry == "recompute" else "migrate")
-    steps = tuple(Step(by_name[name], running, below) for name, running in choice.path)
+    steps = tuple(Step(by_name[name], running) for name, running in choice.path)
     return ScriptedPath(next(iter(layouts)), steps)

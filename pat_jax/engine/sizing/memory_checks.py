@@ -63,5 +63,5 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
 def _drafts_words(memory: MemoryModel, split: Split) -> str:
     if not (drafted := memory.drafted(split)):
         return ""
-    options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
-    return f", drafts ({gib(drafted)}, less with a smaller {options})"
+    options = "--speculation.num_draft_tokens or, of a draft model, --speculation.cache_tokens"
+    return f", drafts ({gib(drafted)}, less with smaller {options})"

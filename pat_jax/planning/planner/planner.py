@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
@@ -34,7 +33,6 @@ from pat_jax.planning.types import (
     DraftLimits,
     Load,
     Moved,
-    OneWay,
     Outcome,
     Plan,
     Split,
@@ -79,7 +77,6 @@ class CostModelPlanner(Planner):
     splits: tuple[Split, ...]
     latency: LatencyModel
     lengths: LengthModel
-    carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
     is_frozen: bool = False  # costs of steps and switches are never corrected: `--deterministic`
     # With small pools sequences take turns; layouts without room are left out.
     memory: MemoryModel | None = None
@@ -247,7 +244,7 @@ class CostModelPlanner(Planner):
         reshard = self.switch_costs.reshard(self.splits, tables.reshard)
         tables = replace(tables, reshard=reshard)
         seen, drafts = self.switch_costs, (self.acceptance, self.drafts)
-        costs = Costs.of(tables, self.latency, forecast, self.carry, seen, memory, *drafts)
+        costs = Costs.of(tables, self.latency, forecast, seen, memory, *drafts)
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))

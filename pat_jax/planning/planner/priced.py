@@ -1,7 +1,6 @@
 """Prices a forecast: what running, switching and beginning cost, and the cheapest path."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -40,7 +39,6 @@ class Costs:
         tables: CostTables,
         latency: LatencyModel,
         forecast: Forecast,
-        carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
         acceptance: Acceptance | None = None,
@@ -49,7 +47,6 @@ class Costs:
         """The prices of `forecast`.
 
         Args:
-          carry: the only way allowed to carry the KV cache, or auto.
           memory: the sizes of the pools; without it pools hold every sequence.
           acceptance: how many draft tokens are accepted; without it there are no drafts.
           limits: of the drafts.
@@ -59,9 +56,8 @@ class Costs:
         fullest, context = np.broadcast_arrays(pressure.rows[0], forecast.mean_context)
         run, shared = _running(tables, latency.correction, forecast, pressure, step)
         migrate = tables.migrations(fullest, pressure.running, forecast.mean_context)
-        migrate = _allowed("migrate", carry, migrate, switch_costs)
-        recompute = tables.recomputations(fullest, context)
-        recompute = _allowed("recompute", carry, recompute, switch_costs)
+        migrate = migrate * switch_costs.kv("migrate")
+        recompute = tables.recomputations(fullest, context) * switch_costs.kv("recompute")
         switch = np.minimum(migrate, recompute[None]) + tables.reshard[:, :, None]
         switch[np.diag_indices(len(switch))] = 0.0
         return cls(
@@ -94,7 +90,7 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The only way to carry the cache; None if both are allowed and measured."""
+        """The only way to carry the cache; None if both are measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
@@ -114,15 +110,6 @@ class Costs:
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_running
         return float(self.run[path, at].sum() + SAFETY * switches.sum())
-
-
-def _allowed(
-    way: OneWay, carry: OneWay | Literal["auto"], seconds: np.ndarray, switch_costs: SwitchCosts
-) -> np.ndarray:
-    """Predicted seconds of one way to carry the cache; `LARGE_S` if only the other is allowed."""
-    if carry not in ("auto", way):
-        return np.full_like(seconds, LARGE_S)
-    return seconds * switch_costs.kv(way)
 
 
 def _running(

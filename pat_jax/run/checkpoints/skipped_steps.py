@@ -14,6 +14,9 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.train_batch import MicroBatch
 
+# Optimizer steps without a finite gradient, or rollouts in which no response has a reward; one more in
+# a row ends a run.
+MOST_IN_A_ROW = 8
 FOLDER = "skipped"  # in the run's folder
 _POLICY = "train"
 
@@ -51,8 +54,8 @@ class NonFiniteSteps:
         if longest > self._most:
             raise UserError(
                 f"{longest} optimizer steps{self._whose} in a row had a gradient that is not finite (NaN or "
-                f"infinite), the last in step {step}{where}: expected at most --optimizer.max_skipped "
-                f"({self._most}); lower {self._rate}, or resume from an earlier checkpoint."
+                f"infinite), the last in step {step}{where}: expected at most {self._most}; "
+                f"lower {self._rate}, or resume from an earlier checkpoint."
             )
 
     def _keep(self, path: Path, mini_batches: Sequence[Sequence[MicroBatch]]) -> str:

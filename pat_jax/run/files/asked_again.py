@@ -14,18 +14,17 @@ from pat_jax.rl.own_code import is_sent
 from pat_jax.rl.rewards.rewards import model_of
 
 # Options that `check_asked` compares with those of a folder.
-ASKED = ("reward", "reward_token_env", "algorithm.loss")
+ASKED = ("reward", "algorithm.loss")
 
 
 def asked_again(config: object) -> list[str]:
     """Returns the options that a run or evaluation is resumed with, though its folder has them.
 
-    These are rewards that run code or are sent the responses, the variable that is sent with them,
-    and a loss of the user's own. A folder may be from somebody else."""
+    These are rewards that run code or are sent the responses, and a loss of the user's own. A
+    folder may be from somebody else."""
     found: list[str] = []
     if isinstance(config, RewardOptions) and any(map(_is_open, config.reward)):
-        token = ["--reward_token_env", config.reward_token_env] if config.reward_token_env else []
-        found += ["--reward", *config.reward, *token]
+        found += ["--reward", *config.reward]
     if isinstance(config, RunConfig) and _is_open(config.algorithm.loss):
         found += ["--algorithm.loss", config.algorithm.loss]
     return found

@@ -65,7 +65,7 @@ class SavedRun:
 
     @property
     def samples(self) -> "Samples":
-        """Responses with their rewards, for the steps that `--log_samples_every` selected."""
+        """Responses with their rewards, of the first step and of every 20th."""
         return Samples(sorted(read_samples(self.folder).items()))
 
     @property

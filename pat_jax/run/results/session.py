@@ -82,7 +82,7 @@ class SessionSetup:
             resident=resident,
         )
 
-    def open(self, *, max_length: int | None = None, debug_nans: bool = False) -> Session:
+    def open(self, *, max_length: int | None = None) -> Session:
         """Compiles, loads the weights, and returns the session. Arguments are those of
         `Session`."""
         engine = self.engine
@@ -94,7 +94,7 @@ class SessionSetup:
         planner = self._planner()
         first = next(iter(engine.layouts.values()))
         engine.set_weights(self._weights_in(first), first, self.exit_head)
-        return Session(engine, planner, max_length=max_length, debug_nans=debug_nans)
+        return Session(engine, planner, max_length=max_length)
 
     def _weights_in(self, layout: Layout) -> Params:
         return self.load(self.engine.dtype, self.engine.policy, layout)

@@ -62,8 +62,7 @@ class Rollouts:
         limit = memory_limit(rollout, self.devices)
         memory = memory_alone(self.policy, layouts, rollout, self.dtype, limit=limit, **held)
         starts = list(layouts) if config.layout_choice.is_planned else list(layouts)[:1]
-        name = "switch_to" if config.switch_to else "layout"
-        check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
+        check_memory(memory, starts, f"option --layout is {config.layout!r}")
         return memory
 
     def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:

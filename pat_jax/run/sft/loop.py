@@ -15,7 +15,7 @@ from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.json_state import declared
-from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
+from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
 from pat_jax.run.process.distributed import meet
@@ -95,8 +95,8 @@ class SftRun:
         self.learning_rate = setup.roles.learning_rates[self.trainer.name]
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
-        most, notify = self.config.optimizer.max_skipped, self.files.progress.print
-        self.skipped = NonFiniteSteps(self.files.folder, most, notify)
+        notify = self.files.progress.print
+        self.skipped = NonFiniteSteps(self.files.folder, MOST_IN_A_ROW, notify)
 
     def run(self) -> Position:
         """Runs to the end, and returns where that is."""

@@ -12,11 +12,11 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
-from pat_jax.layout.buckets import Drafts
 from pat_jax.rl.batches.types import RolloutGroup
 from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, as_file, of_file
 from pat_jax.run.start.task import Task
 
+MOST_TOKENS = 2**24  # of responses and their prompts, 4 bytes each
 FOLDER = "earlier_responses"  # in the run's folder, with a file for each checkpoint
 _WHAT = "earlier responses"
 _INTS = np.dtype("<i4")
@@ -50,56 +50,42 @@ class EarlierIterations:
 
 
 def earlier_iterations(
-    run_dir: str, task: Task, rollout: RolloutConfig, *, text_room: int, most: int
-) -> EarlierIterations | None:
-    """Returns an empty store for a run, or None if nothing would draft from it.
+    run_dir: str, task: Task, rollout: RolloutConfig, text_room: int
+) -> EarlierIterations:
+    """Returns an empty store for a run.
 
     Args:
       text_room: tokens of the texts of a prompt that a drafter reads.
-      most: tokens of all texts.
     """
-    if not most or not text_room:
-        return None
-    of_prompt = min(text_room, _share(most, task.train.num_different, rollout))
-    empty = EarlierResponses(most, of_prompt, BESIDE)
+    of_prompt = min(text_room, _share(task.train.num_different, rollout))
+    empty = EarlierResponses(MOST_TOKENS, of_prompt, BESIDE)
     files = SideFiles(Path(run_dir), FOLDER, "responses of earlier iterations")
     return EarlierIterations(files, task.tokenizer.checksum, empty)
 
 
-def _share(most: int, prompts_of_an_epoch: int | None, rollout: RolloutConfig) -> int:
-    """Returns how many of the `most` tokens are kept for a prompt: an equal share for each prompt
-    of an epoch, and at least one response."""
-    share = most // prompts_of_an_epoch if prompts_of_an_epoch else most
+def _share(prompts_of_an_epoch: int | None, rollout: RolloutConfig) -> int:
+    """Returns how many tokens are kept for a prompt: an equal share for each prompt of an epoch,
+    and at least one response."""
+    share = MOST_TOKENS // prompts_of_an_epoch if prompts_of_an_epoch else MOST_TOKENS
     return max(share - rollout.max_prompt_length, rollout.max_completion_length + BESIDE)
 
 
 def recall(
-    earlier: EarlierIterations | None,
-    step: int,
-    drafts: Drafts,
-    texts: int,
-    num_generations: int,
-    notify: Callable[[str], None],
+    earlier: EarlierIterations, step: int, num_generations: int, notify: Callable[[str], None]
 ) -> None:
     """Restores the responses of earlier iterations if the run resumes after `step`. Notifies the
     user of what drafts are copied from."""
-    if step and earlier is not None and (lost := earlier.restore(step)):
+    if step and (lost := earlier.restore(step)):
         notify(lost)
-    if drafts.num_draft_tokens and not drafts.is_generated:
-        notify(describe_sources(texts, num_generations, earlier and earlier.responses))
+    notify(describe_sources(num_generations, earlier.responses))
 
 
-def describe_sources(texts: int, num_generations: int, earlier: EarlierResponses | None) -> str:
+def describe_sources(num_generations: int, earlier: EarlierResponses) -> str:
     """Returns a sentence on what drafts of a run are copied from, and what is missing."""
     own, others = "drafts are copied from a response's own text", num_generations - 1
-    if not texts:
-        return f"{own} alone (--speculation.texts is 0)"
     siblings = f"{others} to its prompt" if others else "none to its prompt (one is sampled)"
-    if earlier is None:
-        before = "none of earlier iterations (--speculation.earlier is 0)"
-    elif not len(earlier):
-        before = "none of earlier iterations yet"
-    else:
+    before = "none of earlier iterations yet"
+    if len(earlier):
         before = f"{earlier.num_responses:,} of earlier iterations to {len(earlier):,} prompts"
     return f"{own}, and from other responses: {siblings}, {before}"
 

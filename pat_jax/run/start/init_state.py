@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.config.learning import DEMONSTRATIONS
 from pat_jax.config.role_table import POLICY
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
@@ -100,8 +101,7 @@ def _warm_start(setup: Setup, state: TrainState, progress: Progress) -> TrainSta
     if not (steps := setup.config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer
-    size, seed = setup.config.warm_start.batch_size, setup.config.seed
-    batches = _batches(setup.task, setup.roles.micro_shapes, size, seed)
+    batches = _batches(setup.task, setup.roles.micro_shapes, setup.config.seed)
     for step, shown in zip(range(steps), batches, strict=False):
         state, result = trainer.supervised_step(state, shown)
         loss = result.metrics["train/cross_entropy"]
@@ -111,15 +111,12 @@ def _warm_start(setup: Setup, state: TrainState, progress: Progress) -> TrainSta
     return trainer["init_state"](state.params)
 
 
-def _batches(
-    task: Task, shapes: Sequence[Shape], size: int, seed: int
-) -> Iterator[Sequence[MicroBatch]]:
-    """Yields batches of up to `size` demonstrations without end, each of at most one
-    micro-batch."""
+def _batches(task: Task, shapes: Sequence[Shape], seed: int) -> Iterator[Sequence[MicroBatch]]:
+    """Yields batches of demonstrations without end, each of at most one micro-batch."""
     assert task.demonstrations is not None  # check_task refuses a warm start without
     for draw in itertools.count():
-        shown = task.demonstrations(draw, 8 * size)
+        shown = task.demonstrations(draw, 8 * DEMONSTRATIONS)
         lengths = [len(prompt) + len(response) for prompt, response in shown]
-        batches = single_passes(lengths, shapes[-1], max_examples=size)
+        batches = single_passes(lengths, shapes[-1], max_examples=DEMONSTRATIONS)
         for i in np.random.default_rng((seed, draw)).permutation(len(batches)):
             yield to_supervised_batch([shown[n] for n in batches[i]], micro_shapes=shapes)

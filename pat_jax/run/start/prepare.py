@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import process_group
-from pat_jax.config.rollout import KvCarry
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
@@ -59,7 +58,6 @@ def cost_planner(
     lengths: LengthModel,
     memory: MemoryModel,
     *,
-    carry: KvCarry = "auto",
     is_frozen: bool = False,
 ) -> CostModelPlanner:
     specs = engine.specs
@@ -67,7 +65,6 @@ def cost_planner(
         tuple(engine.layouts),
         latency.on(specs.buckets.rows, specs.buckets.lengths),
         lengths,
-        carry=carry,
         is_frozen=is_frozen,
         memory=memory,
         acceptance=unseen_acceptance(specs.drafts),

@@ -190,7 +190,7 @@ def _built(
         resting,
         engine,
         roles,
-        scripted_planner(config.layout_choice, config.rollout.kv_carry, layouts),
+        scripted_planner(config.layout_choice, layouts),
         fingerprint,
         subject,
         profile,

@@ -126,8 +126,7 @@ def load_tokenizer(asked: TaskChoice) -> Tokenizer:
         Chat(asked.data.system_prompt, asked.data.template_variables),
         skip_special_tokens=asked.skips_special_tokens,
     )
-    if asked.rollout.stop_at_turn_end:
-        stop_at_turn_end(tokenizer)
+    stop_at_turn_end(tokenizer)
     return tokenizer
 
 

@@ -161,9 +161,7 @@ class DecodeFunctions:
         output = self._nothing_generated(rows, pace, most)
         (ring,), (filled,) = reserved.pages, reserved.filled  # one replica
         loop = _Loop(layout, pace, page_size, ring, filled, until)
-        # The keys of all steps at once: one by one they cost more than the rest of sampling.
-        ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
-        keys = jax.vmap(position_keys, in_axes=(None, 0))(rows.key, ahead)
+        keys = _keys_ahead(rows, pace.burst_tokens)
         tables, (drawn,) = state.tables, state.drawn
         one = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
 
@@ -248,6 +246,12 @@ class DecodeFunctions:
             return LayerPages(written.keys, written.values)
 
         return tuple(map(end, caches, pool))
+
+
+def _keys_ahead(rows: RowState, count: int) -> Array:
+    """The keys of all steps at once: one by one they cost more than the rest of sampling."""
+    ahead = rows.position[None, :] + 1 + jnp.arange(count)[:, None]
+    return jax.vmap(position_keys, in_axes=(None, 0))(rows.key, ahead)
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
