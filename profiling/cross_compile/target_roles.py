@@ -3,13 +3,13 @@
 Knows which models a plan names. Does not know which of their programs are compiled (`jobs.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 from pat_jax.common.devices import Device
 from pat_jax.config.by_model import settled_dtype
-from pat_jax.config.role_table import POLICY, REFERENCE, reward_role, role_table
+from pat_jax.config.role_table import POLICY, REFERENCE, Role, reward_role, role_table
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.chain import least_tp
@@ -30,6 +30,14 @@ def policy_of(model: ModelConfig) -> Policy:
     return Policy.from_config(model)
 
 
+def _table(config: RunConfig, others: Collection[str], platform: str) -> list[Role]:
+    """Returns the rows of the policy, its reference and the `others`, named ones of a plan."""
+    known = {role.name: role for role in role_table(config, platform)}
+    dtype = settled_dtype("auto", platform, is_checkpoint=True)
+    own = [known[name] for name in (POLICY, REFERENCE) if name in known]
+    return own + [known.get(name) or reward_role(name, dtype) for name in others]
+
+
 def roles_of(
     config: RunConfig,
     others: Mapping[str, ModelConfig],
@@ -46,10 +54,7 @@ def roles_of(
       others: further models by the names of their roles.
     """
     first, policy = next(iter(layouts.values())), Policy.from_config(model)
-    known = {role.name: role for role in role_table(config, first.platform)}
-    dtype = settled_dtype("auto", first.platform, is_checkpoint=True)
-    table = [known[name] for name in (POLICY, REFERENCE) if name in known]
-    table += [known.get(name) or reward_role(name, dtype) for name in others]
+    table = _table(config, others, first.platform)
     models: list[RoleModel] = []
     for role in table:
         layout, own = first, policy
