@@ -46,12 +46,10 @@ def roles_of(
     drafter: Drafter,
     model: ModelConfig,
 ) -> Roles:
-    """Returns the models of a run whose policy is `model`, each in its layout with the least TP.
+    """Returns the models of a run whose policy is `model`, with `others` by the names of their
+    roles, each in its layout with the least TP.
 
     Reward models, too, read the policy's micro-batches here.
-
-    Args:
-      others: further models by the names of their roles.
     """
     first, policy = next(iter(layouts.values())), Policy.from_config(model)
     table = _table(config, others, first.platform)
