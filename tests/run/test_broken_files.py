@@ -23,6 +23,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.role_table import role_table
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
@@ -213,8 +214,10 @@ def resume_from(meta: Any) -> None:
     )
     train = ArithmeticProblems(0, Subset.TRAIN)
     task = SimpleNamespace(checksums={"train": 1, "heldout": 2}, train=train)
-    setup: Any = SimpleNamespace(task=task)
-    found: Any = _resumed(config, setup, run, (4, {}, meta), {"base_checksum": None})
+    models = {role.name: SimpleNamespace(role=role) for role in role_table(config, "cpu")}
+    roles = SimpleNamespace(models=models)
+    setup: Any = SimpleNamespace(task=task, config=config, roles=roles)
+    found: Any = _resumed(setup, run, (4, {}, meta), {"base_checksum": None})
     assert found.totals.metrics(0.5)["progress/tokens"] >= 0 and found.totals.cursor >= (0, 0)
     found.lengths.updated(np.array([3]), np.array([False]), np.array([1]))
     found.lengths.expected(np.array([1, 2]))
