@@ -138,3 +138,8 @@ def test_gdpo_leaves_out_what_has_no_score():
     total[1, 2] = np.nan
     expected = (total - np.nanmean(total)) / np.nanstd(total, ddof=1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_equal_rewards_are_normalised_to_zero():
+    moments = RewardMoments().after(np.full(5, 0.1)).after(np.full(3, 0.1))
+    np.testing.assert_allclose(moments.normalized(np.full(4, 0.1)), 0, atol=1e-9)
