@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, subject
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pat_jax.engine.device.decode.sampling import remember
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
+from pat_jax.engine.sequences.types import token_set
 from tests.lossless import EOS_IDS, make_requests
 
 SUBJECT, LENGTH = "kv2", 40
+PADDED = 64  # tokens of a vocabulary
 PATH = (1, 2, 8)
 
 
@@ -119,3 +125,25 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(field, bad):
         message = str(caught.value)
         assert message.startswith(f"{field} is {value!r}: expected ")
         assert message.endswith(".") and "\n" not in message
+
+
+@given(
+    st.lists(st.lists(st.integers(0, PADDED - 1), max_size=12), min_size=5, max_size=5),
+    st.lists(st.lists(st.integers(0, PADDED - 1), max_size=12), min_size=5, max_size=5),
+    st.lists(st.tuples(*[st.integers(0, PADDED - 1)] * 5), max_size=6),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_what_the_device_remembers_is_what_the_host_would_send(prompts, responses, steps, running):
+    host = [
+        np.stack([token_set([*p, *r], PADDED), token_set(r, PADDED)])
+        for p, r in zip(prompts, responses, strict=True)
+    ]
+    seen, remembers = np.stack(host), jax.jit(remember)
+    for tokens in steps:
+        seen = remembers(seen, np.array(tokens, np.int32)[:, None], np.array(running)[:, None])
+        for row in np.flatnonzero(running):
+            responses[row] = [*responses[row], tokens[row]]
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        for part, expected in enumerate(({*prompt, *response}, {*response})):
+            words = np.asarray(seen)[row, part]
+            assert {t for t in range(PADDED) if words[t // 32] >> (t % 32) & 1} == expected
