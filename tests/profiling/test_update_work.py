@@ -67,6 +67,18 @@ def test_forward_and_backward_by_hand():
     assert len(work.sent) == 6
 
 
+def test_a_scalar_head_is_one_row_and_never_computed_anew():
+    scalar = replace(WORK, model=replace(TINY, head="scalar"))
+    scores, gradients = scalar.scores(ROWS), scalar.gradients(ROWS)
+    assert scores.flops == 2 * TOKENS * (2 * LAYER + 8)
+    assert scores.num_bytes == TOKENS * (2 * MOVED + 2 * 4)
+    assert scores.sent[1] == Collective("all-gather", 2 * 8, 4)
+    assert gradients.flops == 2 * TOKENS * (2 * (4 * LAYER - LAST) + 3 * 8)
+    added = 3 * 4 * (2 * LAYER + HEAD + 8) / 4  # the embedding is as large as ever
+    assert gradients.num_bytes == TOKENS * (4 * 2 * MOVED + 8 * 4) + added
+    assert gradients.sent[-1] == Collective("all-reduce", 4 * 8, 4)
+
+
 def test_the_optimizer_and_the_transfer_by_hand():
     """Gradients read twice and set to zero, parameters and state read and written."""
     work = apply_work(params=100, gradients=150, optimizer=200)
