@@ -16,6 +16,7 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.config.role_table import POLICY, REFERENCE
 from pat_jax.config.run import RunConfig
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import group_advantages
 from pat_jax.rl.batches.batches import to_train_batch
@@ -24,7 +25,7 @@ from pat_jax.run.generation import Generator
 from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.run.start.setup import build
-from pat_jax.training.build import micro_shapes, shares_prompts
+from pat_jax.training.build import micro_shapes
 
 DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]
 
@@ -88,7 +89,7 @@ def train(config: RunConfig) -> list[float]:
             aggregation=config.algorithm.loss_aggregation,
             truncated=config.algorithm.truncated,
             max_completion_length=config.rollout.max_completion_length,
-            shares_prompts=shares_prompts(config.micro_batches, trainer.layout.platform),
+            shares_prompts=knows_branches(trainer.layout.platform),
         )
         state, result = trainer.update(state, setup.roles.read(batch))
 
