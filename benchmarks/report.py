@@ -30,11 +30,17 @@ def options(doc: str | None, *, has_data: bool = False) -> argparse.ArgumentPars
     if has_data:
         parser.add_argument(
             "--data",
-            type=Path,
-            default=Path("../shared/data"),
+            type=_data,
+            default="../shared/data",
             help="folder that holds calibration/ (kernel tables), lengths/ and speculation/",
         )
     return parser
+
+
+def _data(text: str) -> Path:
+    if lacking := [x for x in ("calibration", "lengths") if not Path(text, x).is_dir()]:
+        raise argparse.ArgumentTypeError(f"{text} has no folder {lacking[0]}")
+    return Path(text)
 
 
 def command() -> str:

@@ -26,9 +26,7 @@ from benchmarks.planner.hard_cells import (
     pressed_cells,
     small_cells,
 )
-from benchmarks.planner.kernel_tables import GPUS, measured_kernels
 from benchmarks.report import machine, options, write
-from pat_jax.profiling.predict.kernel_files import NoData
 
 FROM_GIB = 10.0  # pools of the goal
 
@@ -85,12 +83,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=200, help="cells of the grid that are drawn")
     args = parser.parse_args()
     started, used = time.time(), time.process_time()
-    try:
-        for gpu in GPUS:
-            measured_kernels(args.data, gpu)
-        done = measure(args)
-    except NoData as error:
-        sys.exit(str(error))
+    done = measure(args)
     result = tables(done)
     for name, table in result.items():
         print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in table.items()))

@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kernel_files import KernelTables
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import SWITCH_S, Composer
-from pat_jax.profiling.predict.kernel_files import KernelTables
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
@@ -30,11 +30,7 @@ MODELS = ("llama-3.1-8b", "qwen3-14b")
 
 @cache
 def measured_kernels(data: Path, gpu: str, sums: Sums = "one-shot") -> KernelTables:
-    """The tables of one of `GPUS`.
-
-    Raises:
-      NoData: they are not there.
-    """
+    """The tables of one of `GPUS`."""
     return KernelTables(data, Target.parse(GPUS[gpu]), sums)
 
 

@@ -17,14 +17,13 @@ Each wrong belief is held by a planner that starts afresh. In the "next rollout"
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 
-from benchmarks.planner.kernel_tables import GPUS, MODELS, SPLITS, measured_kernels
+from benchmarks.planner.kernel_tables import GPUS, MODELS, SPLITS
 from benchmarks.planner.regret_cells import (
     BELIEFS,
     NO_TAIL,
@@ -35,10 +34,8 @@ from benchmarks.planner.regret_cells import (
     following,
     run_cell,
 )
-from benchmarks.planner.workloads import read
 from benchmarks.report import in_processes, machine, options, write
 from pat_jax.profiling.predict.composer import SWITCH_S
-from pat_jax.profiling.predict.kernel_files import NoData
 
 
 def quantities(excess: np.ndarray) -> dict[str, float]:
@@ -147,12 +144,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
     started = time.time()
-    try:
-        for gpu in GPUS:
-            measured_kernels(args.data, gpu)
-        read(args.data)
-    except NoData as error:
-        sys.exit(str(error))
     results = {}
     for results in measure(args):
         write(args.out, report(args, results, started))  # also of a run that is stopped

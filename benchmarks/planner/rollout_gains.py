@@ -14,21 +14,19 @@ rollout ran on a GPU: steps are composed from kernel times (`profiling/predict/c
 
 import argparse
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmarks.planner.kernel_tables import MODELS, SPLITS, measured_kernels
+from benchmarks.planner.kernel_tables import MODELS, SPLITS
 from benchmarks.planner.regret_cells import SIZES, Cell, right
 from benchmarks.planner.workloads import read
 from benchmarks.report import in_processes, options, write
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.predict.composer import SWITCH_S
-from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -92,11 +90,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="responses")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    try:
-        measured_kernels(args.data, GPU)
-        names = list(read(args.data))
-    except NoData as error:
-        sys.exit(str(error))
+    names = list(read(args.data))
     cells = [
         Cell(GPU, model, size, lengths, args.data, SWITCH_S, sums=sums)
         for sums in SUMS

@@ -11,7 +11,6 @@ several runs.
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from benchmarks.report import machine, options, write
@@ -44,7 +43,7 @@ def machine_of(sequences: int, cap: int, target: Target) -> Machine:
     )
     run: RunConfig = config.run(target)
     build = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
-    costs = costs_of(build, None, Path("no tables"), "one-shot")
+    costs = costs_of(build, None, "one-shot")
     return Machine.of(
         costs.latency,
         tuple(build.layouts),

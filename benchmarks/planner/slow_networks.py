@@ -8,8 +8,6 @@ nothing ran. They are those of what each model reads and learns after the rollou
 rollout is the same in both.
 """
 
-from pathlib import Path
-
 from benchmarks.report import options, write
 from pat_jax.commands.plan import question_of
 from pat_jax.config.command_line import parse
@@ -27,20 +25,20 @@ ASKED = f"""
 """
 
 
-def update(data: Path, gigabits: int, fsdp_size: int) -> Update:
+def update(gigabits: int, fsdp_size: int) -> Update:
     """The updates of such a run with a network of so many Gb/s for each host."""
-    asked = f"{ASKED} --target h100:{HOST}x2@{gigabits} --data {data} --fsdp_size {fsdp_size}"
+    asked = f"{ASKED} --target h100:{HOST}x2@{gigabits} --fsdp_size {fsdp_size}"
     question = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
     workload = question.series.workload(question.lengths, 0)
-    updating = PlannedUpdate(question.build, data, (), question.options.memory_options)
+    updating = PlannedUpdate(question.build, (), question.options.memory_options)
     return updating.of([workload], next(iter(question.build.layouts)))
 
 
 def main() -> None:
-    args = options(__doc__, has_data=True).parse_args()
+    args = options(__doc__).parse_args()
     found = {}
     for rate in RATES:
-        both = {str(size): update(args.data, rate, size) for size in (0, HOST)}
+        both = {str(size): update(rate, size) for size in (0, HOST)}
         after_s = {name: one.total_s for name, one in both.items()}
         stages_s = {
             name: {what: seconds.total for what, seconds in stage_seconds(one).items()}

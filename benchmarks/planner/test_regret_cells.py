@@ -5,16 +5,17 @@ import pytest
 from benchmarks.planner.kernel_tables import SPLITS
 from benchmarks.planner.regret_cells import Cell, run_cell
 from benchmarks.planner.workloads import read
+from benchmarks.report import options
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.predict.composer import SWITCH_S
-from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.simulator import replay
 from tests.published import DATA, needs_data
 
 
-def test_missing_lengths_are_said_in_one_sentence(tmp_path):
-    with pytest.raises(NoData, match=r"no response lengths in .*; name the folder .* --data\.$"):
-        read(tmp_path)
+def test_missing_data_is_said_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        options(None, has_data=True).parse_args(["--data", str(tmp_path)])
+    assert "has no folder calibration" in capsys.readouterr().err
 
 
 @needs_data

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.machine import Workload
 
 NAMES = {  # of sets that several benchmarks replay
@@ -58,15 +57,9 @@ class LengthData:
 
 def read(data: Path) -> dict[str, LengthData]:
     """Every set of the folder that has a length for each response: some have names, the others are
-    called as their file.
-
-    Raises:
-      NoData: the folder is missing.
-    """
-    folder = data / "lengths"
-    if not folder.is_dir():
-        raise NoData.of("response lengths", data, "lengths/")
-    tables = {NAMES.get(path.stem, path.stem): _columns(path) for path in folder.glob("*.csv")}
+    called as their file."""
+    files = (data / "lengths").glob("*.csv")
+    tables = {NAMES.get(path.stem, path.stem): _columns(path) for path in files}
     others = tables["math"]["prompt_tokens"]  # for histograms, which have no prompts
     found = (_set(name, tables[name], others) for name in sorted(tables))
     return {one.name: one for one in found if one is not None}

@@ -68,7 +68,7 @@ def drawn(lengths: np.ndarray, workload: Workload, seed: int) -> np.ndarray:
 
 
 def groups_named(data: Path, name: str) -> list[Group]:
-    """The prompts of one of `SETS`, with the responses that have a token. Raises NoData."""
+    """The prompts of one of `SETS`, with the responses that have a token."""
     found = [x for x in groups_of(recorded_responses(data), EVERY_SAMPLE) if x.name == SETS[name]]
     return [replace(one, responses=[x for x in one.responses if len(x)]) for one in found]
 

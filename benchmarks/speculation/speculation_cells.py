@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,7 +22,6 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
-from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -72,12 +70,7 @@ def replay_options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def grid(args: argparse.Namespace) -> list[Cell]:
-    """The cells that were asked for. Ends with a sentence if measurements are missing."""
-    try:
-        measured_kernels(args.data, GPU)
-        read(args.data)
-    except NoData as error:
-        sys.exit(str(error))
+    """The cells that were asked for."""
     return [Cell(m, n, name, args.data) for name in LENGTHS for m in MODELS for n in args.sizes]
 
 

@@ -1,4 +1,4 @@
-"""Composed decode steps beside measured ones, and where one wide group of TPUs stops to pay.
+"""Composed decode steps beside measured ones.
 
     python -m benchmarks.targets.composed_steps --data ../shared/data --out benchmarks/results/composed_steps.json
 
@@ -9,23 +9,16 @@ Measured end to end: the points of `calibration/published/` on GPUs of which the
 each from the page named there. No figure of a composed step was fitted to them. Those engines are of
 2024 and wait for their hosts in every step, which a composed step does not: it should be shorter.
 
-In fp8 on H100s: Llama-3.3-70B by NVIDIA's NIM 1.8.0 (TensorRT-LLM), which multiplies in fp8
-(docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: time between tokens, at so few requests that
-prefills seldom come between). Composed as that engine multiplies, and as this one does, in bfloat16.
-
 On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, products in bfloat16,
 jax-ml/jax-llm-examples@440b2a02 (llama3/README.md, Apache-2.0: tokens a second of each sequence).
 Steps are composed for full caches. Those of more than 2,048 tokens were not full: measured steps grow
 by a quarter of what reading all of them takes at the memory's peak rate. In composing, attention
 reaches 0.85 of the memory's rate, and sums run beside products (`profiling/predict/links.py`): these
 two numbers were chosen with an eye to the ten rows of 2,048 tokens, none to one of them.
-
-The crossover: the batch at which two groups of TP8 decode as fast as one of TP16.
 """
 
 import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,18 +27,17 @@ from typing import Any, ClassVar
 
 import yaml
 
+from benchmarks.kernel_files import KernelTables
 from benchmarks.report import options, write
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_files import KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.sources import precision_of
 from pat_jax.profiling.predict.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
-TPUS, GROUPS, LARGE = "v5e:4x4", (Split(1, 16), Split(2, 8)), "llama-3.1-70b"
-LENGTHS = (256, 1024, 2048)
+TPUS, LARGE = "v5e:4x4", "llama-3.1-70b"
 BATCHES = (8, 16, 32, 64, 128)
 TPU_CONTEXT = 2048  # tokens: the caches of which all batches were measured
 TPU_MEASURED = {  # tokens a second of a sequence, by layout and the tokens of a cache, at BATCHES
@@ -55,11 +47,6 @@ TPU_MEASURED = {  # tokens a second of a sequence, by layout and the tokens of a
     (Split(2, 8), 4096): (83.4, 79.5, 74.0, 58.1),
     (Split(1, 16), 8192): (146.0, 123.0, 93.8),
     (Split(2, 8), 8192): (81.7, 76.9, 71.3),
-}
-FP8_MEASURED = {  # ms between tokens at TP2, by requests at once and tokens half-way
-    (1, 1500): 18.91,
-    (1, 5250): 18.58,
-    (5, 5250): 21.83,
 }
 OF_THIS_ENGINE = Path(__file__).parents[1] / "results" / "gpu_decode_h200.json"
 NEW_TOKENS = 256  # of each response there: four bursts of 64 steps
@@ -91,11 +78,7 @@ class Point:
 
 
 def points(data: Path) -> Iterator[Point]:
-    """Raises NoData where the folder is missing."""
-    folder = data / "calibration" / "published"
-    if not folder.is_dir():
-        raise NoData.of("published measurements", data, "calibration/published/")
-    with (folder / "misc_measured_points.csv").open() as file:
+    with (data / "calibration" / "published" / "misc_measured_points.csv").open() as file:
         rows = list(csv.DictReader(file))
     for row in rows:
         measured = _step_ms(row)
@@ -164,22 +147,6 @@ class Step:
         return 100 * (self.composed_ms / self.measured_ms - 1)
 
 
-@dataclass(frozen=True)
-class Fp8Step(Step):
-    bfloat16_ms: float  # with products of bfloat16 numbers, as this engine has them
-
-
-def fp8_steps() -> Iterator[Fp8Step]:
-    target, split = Target.parse("h100:2"), Split(1, 2)
-    as_theirs, as_ours = (
-        Composer(ModelledKernels(target, weight_bytes=1, product_bytes=size), preset(LARGE))
-        for size in (1, 2)
-    )
-    for (batch, context), measured in FP8_MEASURED.items():
-        composed = [1e3 * c.decode_step(split, batch, context) for c in (as_theirs, as_ours)]
-        yield Fp8Step(str(split), batch, context, measured, *composed)
-
-
 def tpu_composer() -> Composer:
     kernels = ModelledKernels(Target.parse(TPUS), weight_bytes=1, kv_bytes=1)
     return Composer(kernels, preset(LARGE))
@@ -202,75 +169,27 @@ def ranges(content: Mapping[str, Any]) -> dict[str, Any]:
         shares = [row["measured_ms"] / row[composed] for row in (*content[rows], *also)]
         return [round(min(shares), 3), round(max(shares), 3)]
 
-    steps, fp8, tpu = (content[name] for name in ("steps", "fp8_steps", "tpu_steps"))
+    steps, tpu = content["steps"], content["tpu_steps"]
     of_gpus: dict[str, Any] = {"chips": sorted({row["chip"] for row in steps})}
     of_gpus[BFLOAT16] = {"rows": len(steps), "own": sum(row["source"] == OURS for row in steps)}
-    of_gpus[BFLOAT16] |= {"tables": between("steps", "tables_ms")}
     of_gpus[BFLOAT16] |= {"coefficients": between("steps", "coefficients_ms")}
-    of_gpus[EIGHT_BITS] = {
-        "rows": len(fp8),
-        "own": 0,
-        "coefficients": between("fp8_steps", "composed_ms"),
-    }
     of_tpus = {"rows": len(tpu), "own": 0, "chip data": between("tpu_steps", "composed_ms")}
     return {"cuda": of_gpus, "tpu": {"chips": [TPUS.partition(":")[0]], EIGHT_BITS: of_tpus}}
-
-
-def speed_ups(length: int) -> list[float]:
-    """Of one group of TP16 over two of TP8 with as many sequences, at BATCHES."""
-    composer = tpu_composer()
-    steps = (
-        [composer.decode_step(split, batch // split.dp, length) for split in GROUPS]
-        for batch in BATCHES
-    )
-    return [two / one for one, two in steps]
-
-
-def measured_speed_ups() -> list[float]:
-    one, two = (TPU_MEASURED[split, TPU_CONTEXT] for split in GROUPS)
-    return [wide / narrow for wide, narrow in zip(one, two, strict=True)]
-
-
-def crossover(gains: list[float]) -> float:
-    """Sequences; on a line between the batches around it, in logarithms."""
-    for (few, gain), (more, loss) in zip(
-        zip(BATCHES, gains, strict=True), zip(BATCHES[1:], gains[1:], strict=True), strict=False
-    ):
-        if gain >= 1 > loss:
-            return few * (more / few) ** ((gain - 1) / (gain - loss))
-    return float(BATCHES[-1] if gains[-1] >= 1 else BATCHES[0])
 
 
 def main() -> None:
     parser = options(__doc__, has_data=True)
     args = parser.parse_args()
-    try:
-        found = list(points(args.data))
-    except NoData as error:
-        sys.exit(str(error))
-    fp8, tpu = list(fp8_steps()), list(tpu_steps())
-    gains = {str(length): speed_ups(length) for length in LENGTHS}
-    gains["measured"] = measured_speed_ups()
-    for what, row in gains.items():
-        print(
-            f"{GROUPS[0]} over {GROUPS[1]}, {what}: {row}, even at {crossover(row):.0f} of {BATCHES}"
-        )
+    found = list(points(args.data))
     content = {
         "what": (__doc__ or "").split("\n\n", 2)[2],
         "steps": [asdict(point) for point in found],
         "own_steps_as_others": [asdict(x) for x in own_points(args.data, is_own=False)],
-        "fp8_steps": [asdict(step) for step in fp8],
-        "tpu_steps": [asdict(step) for step in tpu],
-        "tpu_speed_up": {
-            what: dict(zip(BATCHES, (round(gain, 2) for gain in row), strict=True))
-            for what, row in gains.items()
-        },
-        "tpu_crossover": {what: round(crossover(row), 1) for what, row in gains.items()},
+        "tpu_steps": [asdict(step) for step in tpu_steps()],
     }
     show("GPUs, tables", content["steps"], "tables_ms")
     show("GPUs, coefficients", content["steps"], "coefficients_ms")
     show("this engine priced as others, tables", content["own_steps_as_others"], "tables_ms")
-    show(f"{LARGE} on h100:2 in fp8", content["fp8_steps"], "composed_ms")
     show(f"{LARGE} on {TPUS} in int8", content["tpu_steps"], "composed_ms")
     print(f"\n{yaml.safe_dump(ranges(content), sort_keys=False)}")
     write(args.out, content)

@@ -8,15 +8,10 @@ import pytest
 import yaml
 
 from benchmarks.targets.composed_steps import (
-    BATCHES,
     OURS,
     TPU_CONTEXT,
     KernelsOfOthers,
-    crossover,
-    fp8_steps,
-    measured_speed_ups,
     ranges,
-    speed_ups,
     tpu_steps,
 )
 from pat_jax.models.presets import preset
@@ -49,9 +44,8 @@ def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured()
         )
         composed = composer.decode_step(Split(1, row["tp"]), row["batch"], row["context"])
         assert row["coefficients_ms"] == pytest.approx(1e3 * composed)
-    for name, steps in (("fp8_steps", fp8_steps()), ("tpu_steps", tpu_steps())):
-        today = [step.composed_ms for step in steps]
-        assert [row["composed_ms"] for row in content[name]] == pytest.approx(today)
+    today = [step.composed_ms for step in tpu_steps()]
+    assert [row["composed_ms"] for row in content["tpu_steps"]] == pytest.approx(today)
 
 
 def test_the_page_has_the_ranges_of_the_steps():
@@ -64,36 +58,12 @@ def test_the_page_has_the_ranges_of_the_steps():
         (content["steps"], "tables_ms"),
         (content["steps"], "coefficients_ms"),
         (content["own_steps_as_others"], "tables_ms"),
-        (content["fp8_steps"], "composed_ms"),
         (full, "composed_ms"),
         (part, "composed_ms"),
     ):
         took = [step["measured_ms"] / step[composed] for step in steps]
         row = f"| {len(took)} | {min(took):.2f} to {max(took):.2f} |"
         assert row in PAGE.read_text(encoding="utf-8"), row
-
-
-def test_engines_that_multiply_in_fp8_are_composed_as_such():
-    """It is little at a few requests, whose steps read weights; more where products take the time."""
-    steps = list(fp8_steps())
-    assert all(0.97 * s.bfloat16_ms < s.composed_ms < s.bfloat16_ms for s in steps)
-    as_theirs, as_ours = (
-        Composer(
-            ModelledKernels(Target.parse("h100:2"), weight_bytes=1, product_bytes=size),
-            preset("llama-3.1-70b"),
-        ).decode_step(Split(1, 2), 512, 1024)
-        for size in (1, 2)
-    )
-    assert as_theirs < 0.9 * as_ours
-
-
-def test_one_wide_group_of_tpus_wins_and_loses_where_it_was_measured_to():
-    measured = measured_speed_ups()
-    assert speed_ups(2048) == pytest.approx(measured, rel=0.15)
-    assert crossover(speed_ups(2048)) == pytest.approx(crossover(measured), rel=0.25)
-    for length in (256, 1024, 2048):
-        gains = speed_ups(length)
-        assert gains == sorted(gains, reverse=True) and len(gains) == len(BATCHES)
 
 
 def test_steps_of_this_engine_are_within_a_tenth_of_what_was_measured():

@@ -115,14 +115,9 @@ class GenerateConfig(ChatOptions, Generating):
     def run_config(
         self, model: ModelConfig, num_devices: int, reach: Reach | None = None
     ) -> RunConfig:
-        """Returns the configuration that the engine is built from.
-
-        Args:
-          reach: the most that the prompts ask for; None sizes the engine by the options alone.
-
-        Raises:
-          UserError: top_k, logprobs or max_logprobs is larger than the model's vocabulary.
-        """
+        """Returns the configuration that the engine is built from. `reach` is the most that the
+        prompts ask for; by default the options alone size the engine. Raises UserError if top_k,
+        logprobs or max_logprobs is larger than the model's vocabulary."""
         expected = f"at most the {model.vocab_size:,} tokens of the model"
         vocab = (lambda x: (x or 0) <= model.vocab_size, expected)
         check(self, "top_k logprobs max_logprobs", vocab)

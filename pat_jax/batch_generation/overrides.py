@@ -34,11 +34,8 @@ class SamplingOverrides:
 
     @property
     def sampling(self) -> Sampling:
-        """The engine's sampling options.
-
-        Raises:
-          ValueError: one sentence that names the invalid field.
-        """
+        """The engine's sampling options. Raises ValueError with one sentence that names the invalid
+        field."""
         given = {name: value for name, value in _given(self).items() if name in _SAMPLING}
         if isinstance(stops := self.stop_token_ids, list):
             if len(stops) > MAX_STOP_IDS:

@@ -46,12 +46,7 @@ class LineRequest:
     wants_logprobs: bool
 
     def request(self, seed: int, line: int, sample: int) -> Request:
-        """Returns the request for one sample.
-
-        Args:
-          seed: the run's seed.
-          line: number of the line, from 1.
-        """
+        """Returns the request for one sample of a line, numbered from 1, of a run with `seed`."""
         ids = (seed, BY_LINE, line, sample)
         if self.seed is not None:
             ids = (self.seed, BY_SEED, 0, sample)
@@ -65,11 +60,8 @@ class LineRequest:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number, from 1, and the bytes of each line that is not blank.
-
-    Raises:
-      UserError: the file cannot be read.
-    """
+    """Yields the number, from 1, and the bytes of each line that is not blank. Raises UserError if
+    the file cannot be read."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
@@ -86,11 +78,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a line.
-
-    Raises:
-      ValueError: the line is not one JSON object in UTF-8; one sentence.
-    """
+    """Returns the JSON object in a line. Raises ValueError with one sentence if it is not one
+    object in UTF-8."""
     try:
         value = parse_json(line.decode())
     except UnicodeDecodeError as error:
@@ -106,16 +95,9 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
-    """Returns the engine size that a file of prompts needs, so that no larger engine is built.
-
-    Args:
-      parse: parses a line's object; raises ValueError if it is invalid.
-      most: the size that the options allow.
-
-    Returns:
-      `most` if the file fills it or has an invalid line, because the sentence about that line names
-      the limits of the options.
-    """
+    """Returns the engine size that a file of prompts needs, so that no larger engine is built. It
+    is `most`, the size that the options allow, if the file fills it or has a line that `parse`
+    refuses, because the sentence about that line names the limits of the options."""
     rows = length = 0
     for _, line in read_lines(path):
         try:
@@ -184,10 +166,8 @@ def _with_special_stops(
     sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
 ) -> Sampling:
     """Makes stop tokens of stop strings that are special tokens, because decoded text lacks those.
-
-    Raises:
-      ValueError: a stop string contains a special token, or there are too many; one sentence.
-    """
+    Raises ValueError with one sentence if a stop string contains a special token, or if there are
+    too many."""
     if tokenizer is None or not stops:
         return sampling
     ids, special = list(sampling.stop_token_ids), tokenizer.special.texts

@@ -18,10 +18,7 @@ class ResultFile:
     """
 
     def __init__(self, path: Path, *, resume: bool):
-        """
-        Raises:
-          UserError: the file cannot be written, or it has results and `resume` is False.
-        """
+        """Raises UserError if the file cannot be written, or has results and `resume` is False."""
         self.path = path
         self._file: IO[bytes] | None = None
         self.done = process_group().agree("results before", lambda: self._open(resume=resume))

@@ -33,11 +33,8 @@ AT_ONCE = 128  # pairs that are scored between two moves of the bar
 
 
 def evaluate_pairs(config: EvaluateConfig) -> None:
-    """Evaluates --reward_model on the pairs of --data.
-
-    Raises:
-      UserError: the model or a file cannot be used, or no pair is short enough.
-    """
+    """Evaluates --reward_model on the pairs of --data. Raises UserError if the model or a file
+    cannot be used, or if no pair is short enough."""
     join(config.distributed)
     devices, options = configure(config.devices), config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)

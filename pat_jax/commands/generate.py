@@ -70,13 +70,9 @@ class Prepared:
 def prepared(
     config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
 ) -> Prepared:
-    """Builds the parts of a session. Raises UserError if anything in the options or their files
-    cannot work.
-
-    Args:
-      saved_run: the run whose policy generates; None: that of --model.
-      prompts: the only prompts that will come; None: any that the options allow.
-    """
+    """Builds the parts of a session for the policy of `saved_run`, or else of --model. Only
+    `prompts` will come, or else any that the options allow. Raises UserError if anything in the
+    options or their files cannot work."""
     options = config.model_options
     if saved_run:
         go_on_with_names(saved_run.folder)

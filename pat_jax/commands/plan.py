@@ -114,7 +114,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
     check_room(order, config.model)
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
-    costs = costs_of(build, profile, Path(config.data), config.sums)
+    costs = costs_of(build, profile, config.sums)
     return Question(
         command,
         config.model,
@@ -122,9 +122,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
         Series(config.draw(config.responses, config.max_completion_length), config.rollouts),
         lengths,
         costs,
-        Path(config.data),
         config,
-        config.draft_sources(costs.drafts),
+        config.draft_source(costs.drafts),
     )
 
 

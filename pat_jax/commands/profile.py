@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jax
-
 from pat_jax.commands.expert_width import with_width
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
@@ -21,12 +19,10 @@ from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
-from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, tables
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.run.start.profiles import profile_subject
 from pat_jax.run.start.setup import build_engine, model_config, settled_options
 from pat_jax.training.build import DTYPES
@@ -104,8 +100,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     check_writable(path)
 
     def so_far() -> Profile:
-        collectives = profiler.collectives()
-        return Profile(subject, profiler.latency, collectives, shards_of=str(target))
+        return Profile(subject, profiler.latency, shards_of=str(target))
 
     with counting("measuring", disable=False) as show:
         profiler.measure(saving(show, lambda: so_far().save(path)))
@@ -178,16 +173,8 @@ def measure(
     path: Path,
 ) -> Profile:
     """Measures everything that `known` lacks, and saves it to `path` on the way."""
-    layouts, dtype = list(engine.layouts.values()), DTYPES[config.compute_dtype]
-    compiled = dict(known.compile_s) if known else {}
-    if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
-        compiled |= compile_seconds(engine, [str(layout) for layout in missing])
     with counting("compiling", disable=False) as show:
         engine.compile(show)
-    collectives = dict(known.collectives) if known else {}
-    if not collectives:
-        measured = all_reduce_seconds(layouts, dtype)
-        collectives = process_group().agree("seconds of sums", lambda: measured)
     with counting("measuring", disable=False) as show:
         warmup = Warmup(
             engine,
@@ -197,28 +184,8 @@ def measure(
         )
 
         def so_far() -> Profile:
-            return Profile(subject, warmup.measured, collectives, compiled)
+            return Profile(subject, warmup.measured)
 
-        policy, seed = engine.policy, config.seed
+        policy, seed, dtype = engine.policy, config.seed, DTYPES[config.compute_dtype]
         warmup.measure(lambda layout: policy.init(seed, layout.param_shardings(policy), dtype))
     return so_far()
-
-
-def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, float]:
-    """Returns the seconds to compile one decode and one prefill program of each named layout,
-    without the compilation cache."""
-    table, seconds = ProgramTable(), {}
-    engine.specs.declare(table)
-    jax.config.update("jax_enable_compilation_cache", False)
-    for layout in engine.layouts.values():
-        buckets = engine.specs.buckets
-        rows, length = buckets.rows[layout.split][0], buckets.lengths[0]
-        for key in (
-            Key("decode", layout.split, rows, length),
-            Key("prefill", layout.split, engine.specs.prefill_blocks, length),
-        ):
-            if str(layout) in names:
-                table.compile(key)
-                seconds[f"{key.name} {layout}"] = table.compile_seconds[key]
-    jax.config.update("jax_enable_compilation_cache", True)
-    return seconds

@@ -1,7 +1,7 @@
 """The command `simulate`: replays rollouts on a measured machine."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,6 @@ from pat_jax.engine.sizing.draft_choice import drafter_of, shape_of
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
-from pat_jax.profiling.capacity.tables import SOURCE_HEADER, source_rows
 from pat_jax.profiling.capacity.what_if import (
     NO_SPECULATION,
     WhatIf,
@@ -29,7 +28,7 @@ from pat_jax.profiling.capacity.what_if import (
     unmeasured,
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
-from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
@@ -78,7 +77,6 @@ class Simulated:
             f"lengths: {self.lengths.source}\n"
             "replayed: the planner that ships, on a simulated clock",
             _gains(self.answers),
-            *_by_source(self.answers),
             *(_rollouts(one) for one in self.answers if self.config.rollouts > 1),
         ]
         parts += dict.fromkeys(
@@ -117,8 +115,8 @@ def simulated(config: SimulateConfig) -> Simulated:
         check_context(asked, model.max_position, config.profile)
     configure(0)
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
-    drafter, sources, told = _drafts(config, profile, longest)
-    answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
+    drafter, source, told = _drafts(config, profile, longest)
+    answers = [answer(config, profile, lengths, drafter, source, *case) for case in config.cases()]
     found = Simulated(config, profile, lengths, answers, told)
     if config.out:
         write(Path(config.out), found.to_json())
@@ -127,8 +125,8 @@ def simulated(config: SimulateConfig) -> Simulated:
 
 def _drafts(
     config: SimulateConfig, profile: Profile, longest: int
-) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
-    """Returns the requested drafts, as far as the profile has them, their sources, and notes.
+) -> tuple[Drafter, DraftSource | None, tuple[str, ...]]:
+    """Returns the requested drafts, as far as the profile has them, their source, and notes.
     Raises UserError if a source was asked for and the profile has none of its drafts."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
@@ -140,9 +138,9 @@ def _drafts(
             f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
             "option out."
         )
-    sources = config.draft_sources(drafts)
-    told = (*told, *(sources.words(drafts.most) if sources else ()))
-    return replace(wanted, drafts=drafts), sources, told
+    source = config.draft_source(drafts)
+    told = (*told, *(source.words(drafts.most) if source else ()))
+    return replace(wanted, drafts=drafts), source, told
 
 
 def answer(
@@ -150,7 +148,7 @@ def answer(
     profile: Profile,
     lengths: ResponseLengths,
     drafter: Drafter,
-    sources: DraftSources | None,
+    source: DraftSource | None,
     responses: int,
     cap: int,
     host_us: float,
@@ -168,10 +166,8 @@ def answer(
         replace(config.speculation, num_draft_tokens=numbers) if numbers else NO_SPECULATION,
         drafter.policy and drafter.policy.config,
     )
-    machine = machine_of(profile, what_if, sources and sources.largest.acceptance)
-    known = sources.known if sources else ()
-    found = compare(machine, lengths, series, sources=known)
-    return Answer(what_if, found, unmeasured(profile, machine))
+    machine = machine_of(profile, what_if, source and source.acceptance)
+    return Answer(what_if, compare(machine, lengths, series), unmeasured(profile, machine))
 
 
 def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
@@ -184,7 +180,7 @@ def _gains(answers: Sequence[Answer]) -> str:
     names = dict.fromkeys(system.name for one in answers for system in one.comparison.static)
     has_drafts = any(one.comparison.drafting for one in answers)
     header = ["what if", "adaptive s", *DRAFT_HEADER * has_drafts, *(f"{name} s" for name in names)]
-    header += ["saved of the best", "switches", "after the first", "preempted"]
+    header += ["saved of the best", "switches", "preempted"]
     rows = []
     for one in answers:
         found = one.comparison
@@ -197,18 +193,10 @@ def _gains(answers: Sequence[Answer]) -> str:
                 *(static.get(name) for name in names),
                 f"{percent(found.gain(found.best_static))} ({found.best_static.name})",
                 sum(len(trace.switches) for trace in found.traces),
-                percent(found.share_after_switch),
                 sum(found.adaptive.num_preempted),
             ]
         )
     return text_table(header, rows)
-
-
-def _by_source(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yields a table of what drafts give by source, if there are any."""
-    rows = [[str(one.what_if), *row] for one in answers for row in source_rows(one.comparison)]
-    if rows:
-        yield text_table(["what if", *SOURCE_HEADER], rows)
 
 
 def _with_drafts(found: Comparison) -> list[Cell]:

@@ -140,11 +140,8 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         return self.model_of(self.data, self.run_dir)
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:
-        """The options under the names that an evaluation in training goes by.
-
-        Raises:
-          UserError: prompt and response do not fit the model's context.
-        """
+        """The options under the names that an evaluation in training goes by. Raises UserError if
+        prompt and response do not fit the model's context."""
         context = model.max_position
         prompt = self.max_prompt_length or min(1024, context // 2)
         response = self.max_completion_length or min(2048, max(context - prompt, 1))

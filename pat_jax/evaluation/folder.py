@@ -26,11 +26,8 @@ class EvaluationFolder:
     """Holds the folder, made where it is missing, until it is closed or the process ends."""
 
     def __init__(self, config: EvaluateConfig):
-        """
-        Raises:
-          UserError: it cannot be made or written, another process evaluates there, or what lies
-            there is of something else.
-        """
+        """Raises UserError if the folder cannot be made or written, if another process evaluates
+        there, or if what lies there is of something else."""
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
         process_group().agree("folder of the evaluation", lambda: self._begin(config))

@@ -23,11 +23,8 @@ class KeptResponses:
     """A file with a line for each response, in the order in which they end."""
 
     def __init__(self, path: Path):
-        """
-        Raises:
-          UserError: the file has a line that is not a response.
-          OSError: it cannot be written.
-        """
+        """Raises UserError if the file has a line that is not a response, and OSError if it cannot
+        be written."""
         self.path = path
         self._file: PatientFile | None = None  # of the first process
         # By the place of the request, with the line and the checksum of the request.
@@ -46,11 +43,8 @@ class KeptResponses:
 
     def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Places of requests and their completions: first those on disk, then those that `ask`
-        generates for the others, each on disk before it is handed on.
-
-        Raises:
-          UserError: what is on disk belongs to other requests.
-        """
+        generates for the others, each on disk before it is handed on. Raises UserError if what is
+        on disk belongs to other requests."""
         for place, (line, checksum, done) in self._kept.items():
             if place >= len(requests) or requests[place].checksum != checksum:
                 raise UserError(

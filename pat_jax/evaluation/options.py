@@ -25,14 +25,8 @@ _FREE = (
 def options_of_evaluation(
     argv: Sequence[str], parse: Callable[..., EvaluateConfig]
 ) -> EvaluateConfig:
-    """The options that `argv` asks for; those of one that goes on are its own, unless given again.
-
-    Args:
-      parse: as `command_line.parse`.
-
-    Raises:
-      UserError: they are wrong, or its folder cannot be used.
-    """
+    """The options that `argv` asks for, by `command_line.parse`; those of one that goes on are its
+    own, unless given again. Raises UserError if they are wrong, or if its folder cannot be used."""
     resumed = parse(argv, only=("resume", "out"))
     if not resumed.resume:
         config = parse(argv)

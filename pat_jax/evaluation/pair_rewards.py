@@ -70,11 +70,7 @@ def content(
     left_out: Mapping[str, int],
     seconds: float,
 ) -> str:
-    """Returns the text of results.json.
-
-    Args:
-      left_out: by set, how many pairs were too long.
-    """
+    """Returns the text of results.json. `left_out` says by set how many pairs were too long."""
     whole = {
         "pat_jax": __version__,
         "options": asdict(config),

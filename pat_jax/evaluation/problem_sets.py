@@ -31,11 +31,8 @@ class ProblemSets:
     def fitted(
         self, rollout: RolloutConfig, num_generations: int, num_devices: int
     ) -> RolloutConfig:
-        """With room for no more rows and no longer prompts than these problems need.
-
-        Args:
-          num_generations: responses to each problem.
-        """
+        """With room for no more rows and no longer prompts than `num_generations` responses to each
+        of these problems need."""
         prompts = [prompt for one in self.sets for prompt in one.prompts]
         samples = len(prompts) * num_generations
         rows = min(rollout.prompts_per_step, math.ceil(samples / num_devices) * num_devices)
@@ -44,10 +41,7 @@ class ProblemSets:
 
 
 def load_problem_sets(asked: TaskChoice, tokenizer: Tokenizer) -> ProblemSets:
-    """
-    Raises:
-      UserError: a file is unusable, with this tokenizer or at all.
-    """
+    """Raises UserError if a file is unusable, with this tokenizer or at all."""
     rewards = asked.rewards("math")
     read = problem_reader(asked, tokenizer, rewards, "--max_prompt_length")
     splits = read_sets("data", asked.eval.data, read)

@@ -24,12 +24,8 @@ def content(
     left_out: Mapping[str, Mapping[str, int]],
     num_tokens: int,
 ) -> str:
-    """The text of results.json.
-
-    Args:
-      left_out: problems, by set and reason.
-      num_tokens: of the responses that were generated in the evaluation's seconds.
-    """
+    """The text of results.json. `left_out` has the problems by set and reason, `num_tokens` counts
+    those of the responses that were generated in the evaluation's seconds."""
     ks = config.ks
     whole: dict[str, Any] = {
         "pat_jax": __version__,

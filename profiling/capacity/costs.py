@@ -1,7 +1,7 @@
 """Finds the times of steps and switches for a plan: from a profile, or composed from kernels."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,13 +13,12 @@ from pat_jax.layout.division import padding_of_heads
 from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
-from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
+from pat_jax.profiling.capacity.what_if import profile_words, splits_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
-from pat_jax.profiling.predict.kernel_model import BYTES, Source
+from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums
-from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
+from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, range_of
 
 
 @dataclass(frozen=True)
@@ -29,27 +28,18 @@ class SourcedLatency:
     latency: LatencyModel
     source: Source
     explained: str
-    sum_seconds: Callable[[Split, int], float]  # of a step's collectives, by rows of a replica
     notes: tuple[str, ...]  # assumptions, in sentences
     range: StepRange | None  # of measured steps; None: not verified
     drafts: Drafts = NO_DRAFTS  # those whose step times are known
 
 
-def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
-    """The times of every load that the run of `build` may have.
-
-    Args:
-      profile: measured by the user; None: composed from kernels.
-      data: a folder with `calibration/`, the kernel tables. If it is missing, shipped coefficients
-        are used instead.
-      sums: how GPUs sum over NVLink.
-    """
+def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLatency:
+    """The times of every load that the run of `build` may have: from the user's `profile`, or
+    composed from kernels. `sums` names how GPUs sum over NVLink."""
     order, rollout, buckets = build.order, build.order.config.rollout, build.buckets
     if profile:
         return profiled(profile, order, buckets, build.drafter)
-    kernels = kernels_for(
-        order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
-    )
+    kernels = ModelledKernels(order.target, BYTES if rollout.weights == "auto" else 1, sums)
     ways, width = expert_ways(build.layouts)
     composer = Composer(
         kernels,
@@ -62,12 +52,11 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
     )
     drafts, draft = build.drafter.drafts, order.draft_model
     # Its weights are never quantized.
-    draft_model = draft and Composer(kernels_for(order.target, data, sums=sums), draft)
+    draft_model = draft and Composer(ModelledKernels(order.target, sums=sums), draft)
     return SourcedLatency(
         composer.latency_model(buckets, drafts, draft_model),
         kernels.source,
         EXPLAINED[kernels.source],
-        lambda split, tokens: composer.decode_links_s(tokens, split),
         (*_assumed(composer, build, sums), *_drafts_assumed(build.drafter)),
         # All measured steps are of models without experts.
         None
@@ -130,11 +119,8 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 
 def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
-    """The times of a user's profile; without drafts if it has no steps with them.
-
-    Raises:
-      UserError: the profile cannot be read, or is of another model, arithmetic, or number or kind
-        of devices.
+    """The times of a user's profile; without drafts if it has no steps with them. Raises UserError
+    if the profile cannot be read, or is of another model, arithmetic, or number or kind of devices.
     """
     profile = read_profile(path)
     _check(path, profile.subject, order)
@@ -148,7 +134,6 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
         profile.latency.on(rows, buckets.lengths),
         "profile",
         profile_words(path, profile),
-        sums_of(profile),
         (*notes, *told),
         range_of(order.target.chip, "profile"),
         drafts,

@@ -6,7 +6,6 @@ Knows the roles of a run. Does not know rollouts.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.profiling.capacity.resting_report import RoleMemory
@@ -26,18 +25,14 @@ class OtherRoles:
     """The roles of a run on a target, without the policy's own passes."""
 
     built: TargetBuild
-    data: Path | None  # a folder with kernel tables
 
     @cached_property
     def roles(self) -> Roles:
         return self.built.whole
 
     def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
-        """Seconds of each stage of an iteration by what it is, the mean over iterations.
-
-        Args:
-          packed: the policy's micro-batches of each iteration, which all roles read.
-        """
+        """Seconds of each stage of an iteration by what it is, the mean over iterations. All roles
+        read the policy's micro-batches, `packed` for each iteration."""
         found: dict[str, Seconds] = {}
         for name, model in self.built.order.others.items():
             if name == CRITIC:
@@ -57,12 +52,8 @@ class OtherRoles:
         return found
 
     def passes(self, name: str, held: TrainableParams) -> RolePasses:
-        """Returns the passes of a role.
-
-        Args:
-          held: its parameters.
-        """
-        return RolePasses(self.built, self.roles.models[name].role, held, self.data)
+        """Returns the passes of a role with the parameters `held`."""
+        return RolePasses(self.built, self.roles.models[name].role, held)
 
     def memory(self) -> Iterator[RoleMemory]:
         """Yields the memory of every role on a device, whether or not it rests."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from pat_jax.common.html.render import Form, rendered
 from pat_jax.engine.record.running_plot import running_plot
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity import charts, tables
+from pat_jax.profiling.capacity import tables
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
 from pat_jax.profiling.capacity.update_report import RELIANCE
 
@@ -16,7 +16,7 @@ def page(report: PlanReport) -> str:
 
 
 def plan_text(report: PlanReport) -> str:
-    """The plan as text: the page without its charts."""
+    """The plan as text: the page without its picture."""
     return re.sub(r"\n{3,}", "\n\n", _rendered(report, "txt")).strip()
 
 
@@ -26,7 +26,6 @@ def _rendered(report: PlanReport, form: Form) -> str:
         form,
         report=report,
         tables=tables,
-        charts=charts,
         running_plot=running_plot,
         SOURCES=SOURCES,
         RELIANCE=RELIANCE,

@@ -106,13 +106,9 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     profile: str = ""
     """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
     from kernel times."""
-    data: str = "../shared/data"
-    """A folder with calibration/, tables of measured kernel times; where it is not there,
-    coefficients derived from them stand for it."""
     sums: Literal["one-shot", "nccl", "ungraphed"] = "nccl"
     """How GPUs of a host sum over NVLink: by NCCL in a CUDA graph, by a serving engine's kernel for
-    small sums, or by NCCL outside of a graph. The report has what adapting gains with the first
-    two."""
+    small sums, or by NCCL outside of a graph."""
     run_dir: str = ""
     """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
     optimizer: OptimizerState = field(default_factory=OptimizerState)
@@ -124,14 +120,12 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             self.responses % self.num_generations == 0,
             f"a multiple of --num_generations ({self.num_generations})",
         )
-        off = "with --train false, which trains nothing"
-        for name in ("lora_rank", "beta", "mini_batch_size", "tokens_per_micro_batch"):
-            self.need(name, self.train or not getattr(self, name), f"0 {off}")
-        self._check_roles(off)
-        for each in fields(self.optimizer):
-            is_default = getattr(self.optimizer, each.name) == each.default
-            words = f"{str(each.default).lower()} {off}"
-            self.need(f"optimizer.{each.name}", self.train or is_default, words)
+        if not self.train:
+            names = ["lora_rank", "beta", "mini_batch_size", "tokens_per_micro_batch", "reward"]
+            names += ["algorithm.name", "teacher.model", "roles.rest"]
+            names += [f"optimizer.{each.name}" for each in fields(self.optimizer)]
+            self.need_defaults(names, "with --train false, which trains nothing")
+        self._check_roles()
         prompts = self.responses // self.num_generations
         self.need(
             "mini_batch_size",
@@ -154,14 +148,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             f"at most --max_prompt_length ({self.max_prompt_length})",
         )
 
-    def _check_roles(self, off: str) -> None:
+    def _check_roles(self) -> None:
         """Raises OptionError if a role is named that the run has not."""
-        for name, value in (("reward", self.reward), ("teacher.model", self.teacher.model)):
-            self.need(name, self.train or not value, f"nothing {off}")
-        self.need(
-            "algorithm.name", self.train or self.algorithm == PlannedAlgorithm(), f"grpo {off}"
-        )
-        self.need("roles.rest", self.train or self.roles == RolesConfig(), f"auto {off}")
         distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
         self.need(
             "teacher.model",
@@ -200,11 +188,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         )
 
     def settled(self, context: int) -> "PlanConfig":
-        """Returns these options with a number in place of each `auto`.
-
-        Args:
-          context: tokens of the model's context.
-        """
+        """Returns these options with a number in place of each `auto`, for a model with `context`
+        tokens."""
         if self.max_completion_length is not None:
             return self
         longest = max(1, min(LONGEST, context - self.max_prompt_length))

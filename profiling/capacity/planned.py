@@ -1,22 +1,19 @@
 """Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
-from pat_jax.layout.buckets import NO_DRAFTS
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.inside_hosts import inside_hosts
 from pat_jax.profiling.capacity.layout_parts import (
     memory_of,
     running_counts,
     steps_of,
 )
-from pat_jax.profiling.capacity.limits import limits, of_experts
+from pat_jax.profiling.capacity.limits import of_experts, of_tail
 from pat_jax.profiling.capacity.question import Question, machine_of, refused_layouts
 from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
 from pat_jax.profiling.capacity.resting import both
@@ -26,33 +23,26 @@ from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
-from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.comparison import Comparison, adaptive_s, compare
 from pat_jax.profiling.simulate.machine import Machine, Workload
 
-PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
+PROBABILITIES = (0.5, 0.9, 0.99)  # of the quantiles of response lengths
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
-    """Answers a question with a plan's report.
-
-    Args:
-      compilation: the compiled programs of the target; None: nothing was compiled.
-
-    Raises:
-      UserError: no layout can be used, or the profile is of something else.
-    """
-    build, run = question.build, question.run
+    """Answers a question with a plan's report. `compilation` has the compiled programs of the
+    target, if any were. Raises UserError if no layout can be used, or if the profile is of
+    something else."""
+    build = question.build
     refused = refused_layouts(question, compilation)
-    used = _used_layouts(question, refused)
-    machine, sources = machine_of(question, used), question.sources
-    known, sums = sources.known if sources else (), question.costs.sum_seconds
-    comparison = compare(machine, question.lengths, question.series, sums, known)
+    machine = machine_of(question, _used_layouts(question, refused))
+    comparison = compare(machine, question.lengths, question.series)
     programs = compilation.programs if compilation else ()
-    options = question.options.memory_options
-    updating = PlannedUpdate(build, question.data, programs, options) if run.train else None
-    learned = _learned(question, comparison)
-    update = updating.of(*learned) if updating else None
+    updating = None
+    if question.run.train:
+        updating = PlannedUpdate(build, programs, question.options.memory_options)
+    workloads, first = _learned(question, comparison)
+    update = updating.of(workloads, first) if updating else None
     return PlanReport(
         question.command,
         _subject(question),
@@ -62,16 +52,15 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         steps_of(machine, question.costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
-        _gain_by_sums(question, comparison, used),
         update,
         (
-            *limits(comparison, machine),
+            of_tail(comparison, machine),
             *_of_experts(question, machine),
-            *(inside_hosts(updating, *learned) if updating else ()),
+            *(inside_hosts(updating, workloads, first) if updating else ()),
         ),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
-        _resting(question, comparison, updating, learned[0]),
+        _resting(question, comparison, updating, workloads),
     )
 
 
@@ -84,25 +73,6 @@ def _used_layouts(question: Question, refused: Mapping[Split, str]) -> tuple[Spl
             f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
         )
     return used
-
-
-def _gain_by_sums(
-    question: Question, comparison: Comparison, used: tuple[Split, ...]
-) -> dict[Sums, float]:
-    """What adapting saves over the best static layout, by how GPUs sum over NVLink."""
-    build, options = question.build, question.options
-    if options.profile or len(used) == 1 or not build.order.target.chip.link.startswith("NVLink"):
-        return {}
-    gains: dict[Sums, float] = {options.sums: comparison.gain(comparison.best_static)}
-    both: tuple[Sums, ...] = ("nccl", "one-shot")
-    for sums in both:
-        if sums in gains:
-            continue
-        costs = replace(costs_of(build, None, question.data, sums), drafts=NO_DRAFTS)
-        machine = machine_of(replace(question, costs=costs, sources=None), used)
-        found = compare(machine, question.lengths, question.series)
-        gains[sums] = found.gain(found.best_static)
-    return gains
 
 
 def _resting(
@@ -200,9 +170,9 @@ def _warnings(question: Question, update: Update | None) -> Iterator[str]:
 def _notes(
     question: Question, programs: Sequence[CompiledProgram], updating: PlannedUpdate | None
 ) -> Iterator[str]:
-    costs, sources, draw = question.costs, question.sources, question.series.draw
+    costs, draw = question.costs, question.series.draw
     yield from costs.notes
-    yield from sources.words(costs.drafts.most) if sources else ()
+    yield from question.source.words(costs.drafts.most) if question.source else ()
     yield from updating.notes if updating else ()
     if question.lengths.prompts is None:
         yield f"Prompts of {draw.prompt_tokens} tokens each."

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import worth_planning
@@ -14,7 +13,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.simulate.comparison import Series
-from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.machine import Machine
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
@@ -29,9 +28,8 @@ class Question:
     series: Series
     lengths: ResponseLengths
     costs: SourcedLatency
-    data: Path  # a folder that may hold kernel tables
     options: PlanConfig  # settled: no option is auto
-    sources: DraftSources | None = None  # of drafts; None: there are no drafts
+    source: DraftSource | None = None  # of drafts; None: there are no drafts
 
     @property
     def run(self) -> RunConfig:
@@ -41,12 +39,9 @@ class Question:
 def machine_of(
     question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
 ) -> Machine:
-    """The machine on which rollouts are replayed, with the `used` layouts.
-
-    Args:
-      memory: of all layouts; by default the target's.
-    """
-    costs, sources = question.costs, question.sources
+    """The machine on which rollouts are replayed, with the `used` layouts. `memory` is that of all
+    layouts; by default the target's."""
+    costs = question.costs
     return Machine.of(
         costs.latency,
         used,
@@ -56,7 +51,7 @@ def machine_of(
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
-        acceptance=sources.largest.acceptance if sources else None,
+        acceptance=question.source.acceptance if question.source else None,
     )
 
 

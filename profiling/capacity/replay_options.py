@@ -7,7 +7,7 @@ from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, RESPONSES, SEED, TO
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import PRIOR_GENERATED
-from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 
@@ -52,10 +52,10 @@ class ReplayOptions(Options):
         alike = self.num_generations, self.correlation
         return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)
 
-    def draft_sources(self, drafts: Drafts) -> DraftSources | None:
-        """The sources of drafts in the requested rollouts; None: there are no drafts."""
+    def draft_source(self, drafts: Drafts) -> DraftSource | None:
+        """The source of drafts in the requested rollouts; None: there are no drafts."""
         if not drafts.num_draft_tokens:
             return None
         if drafts.is_generated:
-            return DraftSources.generated(self.speculation.source, self.draft_acceptance)
-        return DraftSources.built_in(drafts, self.num_generations)
+            return DraftSource.generated(self.speculation.source, self.draft_acceptance)
+        return DraftSource.built_in(drafts, self.num_generations)

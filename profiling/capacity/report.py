@@ -12,20 +12,10 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import StepRange
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 8  # of the JSON
-KINDS = {  # the tasks of a layout, and the programs for each
-    "prefill": ("prefill",),
-    "decode": ("decode",),
-    "drafts": ("decode",),  # verified by bursts of their own
-    "reshard": ("reshard",),
-    "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
-    "weights from training": ("transfer",),
-    "training": ("predict", "grad", "apply"),  # in one layout, whatever the rollout is in
-}
+VERSION = 9  # of the JSON
 SOURCES = {
     "compiler": "as the target's own compiler made them; GPU autotuning is off",
     "arithmetic": "shapes and shardings of the engine, nothing compiled",
@@ -90,7 +80,7 @@ class Memory:
 class StepTimes:
     """Predicted seconds of a decode step."""
 
-    source: str  # tables, coefficients, chip data or profile
+    source: str  # coefficients, chip data or profile
     explained: str  # what that means
     range: StepRange | None  # of measured steps; None: not verified
     splits: tuple[Split, ...]
@@ -160,36 +150,12 @@ class PlanReport:
     steps: StepTimes
     lengths: LengthSummary
     comparison: Comparison  # with at least one system
-    gain_by_sums: Mapping[Sums, float]  # over the best static layout; empty: all sums are alike
     update: Update | None  # None: nothing is trained
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
     resting: Resting | None = None  # None: no models besides the policy and its reference
     version: int = VERSION
-
-    def compiles(self, split: Split) -> dict[str, bool | None]:
-        """Whether all programs of each kind that use the layout compile; None: there are
-        none."""
-        has_drafts = any(program.num_draft_tokens for program in self.programs)
-        found: dict[str, bool | None] = {}
-        for kind, names in KINDS.items():
-            is_drafts = kind == "drafts"
-            if is_drafts and not has_drafts:
-                continue
-            programs = [
-                program
-                for program in self.programs
-                if program.name in names
-                and (program.num_draft_tokens > 0) == is_drafts
-                and (kind == "training" or split in (program.split, program.target))
-            ]
-            found[kind] = not any(program.error for program in programs) if programs else None
-        return found
-
-    @property
-    def failed(self) -> list[CompiledProgram]:
-        return [program for program in self.programs if program.error]
 
     @property
     def iterations(self) -> list[Iteration]:

@@ -47,12 +47,8 @@ def both(
     costs: SourcedLatency,
 ) -> Resting:
     """Returns iterations for both values of `--roles.rest`: models wait on the devices, or in the
-    host's memory.
-
-    Args:
-      rollout_s: mean seconds of the rollouts on a target with these layouts.
-      updating: predicts the updates of `build`.
-    """
+    host's memory. `updating` predicts the updates of `build`, `rollout_s` the mean seconds of the
+    rollouts on a target with some layouts."""
     chosen: Rest = "host" if build.order.config.roles.rest == "host" else "device"
     found: list[RestingIteration] = []
     roles: tuple[RoleMemory, ...] = ()

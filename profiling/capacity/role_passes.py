@@ -6,7 +6,6 @@ Knows one model. Does not know what the passes are for.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -17,7 +16,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.update_times import Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
     FLOAT32,
@@ -41,7 +40,6 @@ class RolePasses:
     built: TargetBuild
     role: Role
     held: TrainableParams
-    data: Path | None  # a folder with kernel tables
 
     @property
     def model(self) -> ModelConfig:
@@ -85,8 +83,7 @@ class RolePasses:
     @cached_property
     def times(self) -> UpdateTimes:
         target = self.built.order.target
-        kernels = kernels_for(target, self.data, sums="nccl")
-        return UpdateTimes(Composer(kernels, self.model), target)
+        return UpdateTimes(Composer(ModelledKernels(target, sums="nccl"), self.model), target)
 
     def predictions(self, packed: Packed) -> Seconds:
         """Seconds of one forward pass over all micro-batches."""
@@ -99,11 +96,7 @@ class RolePasses:
         return self._pass(self.work.gradients, packed).times(passes)
 
     def apply(self, trainer: Trainer) -> Seconds:
-        """Seconds of all optimizer steps of an iteration.
-
-        Args:
-          trainer: of this role.
-        """
+        """Seconds of all optimizer steps of an iteration by this role's `trainer`."""
         steps = self.built.order.config.updates_per_step
         return self.times.seconds(self._apply(trainer)).times(steps)
 
@@ -119,11 +112,8 @@ class RolePasses:
         return spent
 
     def _sums_of_groups(self, gradients: int) -> Iterator[Collective]:
-        """The sum of gradients over FSDP groups, once for each optimizer step.
-
-        Args:
-          gradients: bytes of one device, in float32.
-        """
+        """The sum of gradients over FSDP groups, once for each optimizer step. `gradients` are the
+        bytes of one device in float32."""
         summed = self.held.gradients
         if summed.groups:
             num_bytes = gradients * jnp.dtype(summed.dtype).itemsize / FLOAT32

@@ -1,13 +1,12 @@
 """Options of `python -m pat_jax.simulate`."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
-from pat_jax.common.errors import shown
-from pat_jax.common.options.declared import Options, option
+from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
@@ -58,21 +57,13 @@ class SimulateConfig(ReplayOptions):
     def __post_init__(self):
         super().__post_init__()
         if self.trace:
-            self._need_defaults("", self, ("trace", "profile", "out", "speculation"))
-            self._need_defaults("speculation.", self.speculation)
+            used = ("trace", "profile", "out", "speculation")
+            names = [each.name for each in fields(self) if each.name not in used]
+            names += [f"speculation.{each.name}" for each in fields(self.speculation)]
+            self.need_defaults(names, "with --trace, on which it has no effect")
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
         self.need("growth", growth, expected)
-
-    def _need_defaults(self, section: str, options: Options, used: Sequence[str] = ()) -> None:
-        """Requires the default of every option that has no effect with --trace."""
-        for each in fields(options):
-            is_asked = each.name not in used and getattr(options, each.name) != each.default
-            default = each.default
-            if isinstance(default, tuple):
-                default = " ".join(map(str, default))
-            words = f"{shown(default)} with --trace, on which it has no effect"
-            self.need(f"{section}{each.name}", not is_asked, words)
 
     def cases(self) -> Iterator[tuple[int, int, float]]:
         """(responses, cap, host microseconds) of each question."""

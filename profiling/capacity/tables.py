@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import fields
 from statistics import fmean
 
-from pat_jax.common.text_table import Cell, Table, percent, starred
+from pat_jax.common.text_table import Table, percent, starred
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
 from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
 from pat_jax.profiling.predict.update_times import Seconds
-from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
+from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING
 
 
 def memory(report: PlanReport) -> Table:
@@ -25,15 +25,6 @@ def memory(report: PlanReport) -> Table:
         use = "fits" if one.is_used else "not used"
         rows.append([str(one.split), *parts, programs, one.total / GIB, one.whole, use])
     return Table([*header, "programs", "all", "whole", ""], rows)
-
-
-def compiles(report: PlanReport) -> Table:
-    """A table of whether programs compile, for each layout; a dash if nothing was compiled for
-    it."""
-    words = {True: "yes", False: "no", None: "–"}
-    found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
-    rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
-    return Table(["layout", *next(iter(found.values()))], rows)
 
 
 def steps(times: StepTimes) -> Iterator[Table]:
@@ -54,23 +45,6 @@ def gains(report: PlanReport) -> Table:
     means = {x.name: [x.mean_s, fmean(x.prefill_s), fmean(x.switch_s)] for x in found.systems}
     rows = [[x.name, *means[x.name], sum(x.num_preempted), saved[x.name]] for x in found.systems]
     return Table(header, rows)
-
-
-SOURCE_HEADER = ("drafts from", "tokens a step", "rollout s", "times as fast as without")
-
-
-def source_rows(found: Comparison) -> Iterator[list[Cell]]:
-    """Rows under `SOURCE_HEADER`, first that without drafts; no rows if there are no drafts."""
-    adaptive = found.adaptive
-    if found.by_source:
-        yield ["nothing", 1, adaptive.mean_s, None]
-    for one in found.by_source:
-        tokens, faster = fmean(one.tokens_per_step), adaptive.mean_s / one.mean_s
-        yield [one.name, tokens, one.mean_s, f"{faster:.2f} x"]
-
-
-def sources(report: PlanReport) -> Table:
-    return Table(SOURCE_HEADER, list(source_rows(report.comparison)))
 
 
 def switches(report: PlanReport) -> Table:

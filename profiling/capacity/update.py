@@ -7,7 +7,6 @@ arithmetic; the memory that it takes is its compiler's, if it was compiled.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -41,7 +40,6 @@ class PlannedUpdate:
     """Predicts the update of one run on one target."""
 
     built: TargetBuild
-    data: Path | None  # a folder with kernel tables
     programs: Sequence[CompiledProgram]  # empty: nothing was compiled
     options: MemoryOptions  # under the names that the user knows
 
@@ -132,11 +130,11 @@ class PlannedUpdate:
     def passes(self) -> RolePasses:
         """The passes of the policy."""
         role = self.built.whole.models[POLICY].role
-        return RolePasses(self.built, role, self.trainer.trained, self.data)
+        return RolePasses(self.built, role, self.trainer.trained)
 
     @cached_property
     def others(self) -> OtherRoles:
-        return OtherRoles(self.built, self.data)
+        return OtherRoles(self.built)
 
     @property
     def work(self) -> UpdateWork:

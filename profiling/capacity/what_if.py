@@ -3,12 +3,8 @@
 Knows a profile and what to change. Reports which of the requested loads were never measured.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import jax.numpy as jnp
-import numpy as np
 
 from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
@@ -27,7 +23,6 @@ from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, mod
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
-KIND = "all-reduce"
 NO_SPECULATION = SpeculationConfig("none")
 
 
@@ -53,14 +48,9 @@ class WhatIf:
 
 
 def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None = None) -> Machine:
-    """The profile's machine with the changes of `what_if`.
-
-    Args:
-      acceptance: how many draft tokens are accepted there; None: the prior.
-
-    Raises:
-      UserError: the profile lacks times that a change needs, or no layout has room.
-    """
+    """The profile's machine with the changes of `what_if`; draft tokens are accepted by
+    `acceptance`, or else by the prior. Raises UserError if the profile lacks times that a change
+    needs, or if no layout has room."""
     latency, splits = profile.latency, splits_of(profile.latency)
     drafts = drafts_of(what_if.speculation, profile.subject.backend)
     config = _config(profile, what_if)
@@ -118,35 +108,6 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
         if (rows := machine.buckets.rows[split][-1]) > most:
             words.append(f"{split} beyond {most:,} rows a group (up to {rows:,})")
     return "; ".join(words)
-
-
-def sums_of(profile: Profile) -> Callable[[Split, int], float]:
-    """Returns a function from a layout and the tokens of a replica in a step to the seconds of all
-    all-reduces of that step: two of each layer, and one of the embedding."""
-    model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
-    curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
-    sums = 2 * model.num_layers + 1
-    return lambda split, tokens: sums * curves[split](tokens * model.embed_dim * itemsize)
-
-
-def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
-    """Seconds of one sum over the devices of a replica, by bytes of a device: linear between
-    measured sizes, in proportion to bytes past the last."""
-    if split.tp == 1:
-        return lambda size: 0.0
-    known = {
-        size: seconds
-        for (kind, devices, size), seconds in profile.collectives.items()
-        if (kind, devices) == (KIND, split.tp)
-    }
-    if not known:
-        raise UserError(
-            f"option --profile: expected the seconds of a sum over {split.tp} devices, and it has none; "
-            "measure it again with python -m pat_jax.profile."
-        )
-    sizes = np.array(sorted(known))
-    seconds = np.array([known[size] for size in sizes])
-    return lambda size: float(np.interp(size, sizes, seconds) * max(1.0, size / sizes[-1]))
 
 
 def model_of(profile: Profile) -> ModelConfig:

@@ -61,11 +61,8 @@ def nearest(needs: MemoryModel) -> Split:
 
 
 def check_room(order: Order, name: str) -> None:
-    """Checks that some layout has room for the model.
-
-    Raises:
-      UserError: none has; the message has how much is missing, and what would fit.
-    """
+    """Raises UserError if no layout has room for the model; the sentence says how much is missing,
+    and what would fit."""
     needs = needs_of(order)
     best = nearest(needs)
     if needs.held(best) <= needs.usable:

@@ -93,11 +93,8 @@ def compile_for(
 
 
 def installed(target: Target) -> dict[str, str]:
-    """The versions of the packages that compile for `target`.
-
-    Raises:
-      UserError: the compiler is not installed.
-    """
+    """The versions of the packages that compile for `target`. Raises UserError if the compiler is
+    not installed."""
     platform = target.chip.platform
     names = [name for name in PLUGINS[platform] if importlib.util.find_spec(name)]
     if not names or (platform == "cuda" and _ptxas() is None):
@@ -174,15 +171,9 @@ def _compiled_once(
 def answers(
     target: Target, content: Mapping[str, Any], program: str = "worker"
 ) -> Iterator[dict[str, Any]]:
-    """Yields the answers of a child process to `content`, line by line.
-
-    Args:
-      program: the module of this folder that the child runs.
-
-    Raises:
-      UserError: the child refuses, or ends before it has answered everything.
-      CompilerCrash: a signal has ended it.
-    """
+    """Yields the answers of a child process to `content`, line by line. The child runs the module
+    `program` of this folder. Raises UserError if it refuses, or ends before it has answered
+    everything, and CompilerCrash if a signal has ended it."""
     command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
     pipe = subprocess.PIPE
     with (

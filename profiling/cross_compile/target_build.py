@@ -271,11 +271,7 @@ class TargetBuild:
 
 
 def check(built: TargetBuild) -> None:
-    """Checks that some layout divides the model.
-
-    Raises:
-      UserError: no layout of these devices does.
-    """
+    """Raises UserError if no layout divides the model."""
     layouts, dropped = built.chain
     if not layouts:
         raise UserError(f"target {built.order.target}: no layout divides the model; {dropped[0]}")

@@ -34,11 +34,8 @@ LONGEST_ERROR = 600  # characters
 
 
 def devices_of(target: Target) -> Sequence[Device]:
-    """The devices of `target` as its compiler describes them.
-
-    Raises:
-      UserError: the compiler knows no such machine.
-    """
+    """The devices of `target` as its compiler describes them. Raises UserError if the compiler
+    knows no such machine."""
     chip = target.chip
     try:
         if chip.platform == "tpu":

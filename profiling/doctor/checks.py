@@ -42,18 +42,17 @@ def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
     """Times sums over the devices of each TP degree: of few bytes for the latency, and of many for
     the rate."""
     chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
-    seconds = all_reduce_seconds(chain.values(), dtype, (SIZES[0], SIZES[-1]))
+    seconds = all_reduce_seconds(chain.values(), dtype)
     if not seconds:
         return Finding("one device sends nothing")
-    figures = {f"{n} devices, {size} bytes": s for (_, n, size), s in seconds.items()}
-    degrees = sorted({n for _, n, _ in seconds})
+    figures = {f"{n} devices, {size} bytes": s for (n, size), s in seconds.items()}
+    few, many = SIZES
     words = [
-        f"{n} devices {1e6 * seconds['all-reduce', n, SIZES[0]]:.0f} µs and "
-        f"{SIZES[-1] / seconds['all-reduce', n, SIZES[-1]] / 1e9:.3g} GB/s"
-        for n in degrees
+        f"{n} devices {1e6 * seconds[n, few]:.0f} µs and {many / seconds[n, many] / 1e9:.3g} GB/s"
+        for n in sorted({n for n, _ in seconds})
     ]
-    kib, mib = SIZES[0] >> 10, SIZES[-1] >> 20
-    return Finding(f"a sum of {kib} KiB, of {mib} MiB: {', '.join(words)}", figures)
+    sizes = f"a sum of {few >> 10} KiB, of {many >> 20} MiB"
+    return Finding(f"{sizes}: {', '.join(words)}", figures)
 
 
 def kernels_found(

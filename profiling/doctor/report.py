@@ -62,14 +62,8 @@ class Examination:
     todo: list[str] = field(default_factory=list)  # for each part that fails
 
     def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
-        """Examines one part and tells its line.
-
-        Args:
-          todo: what to do if this part fails; stands after "To do:".
-
-        Raises:
-          UserError: `examine` of the first part raised it, so that an option is wrong.
-        """
+        """Examines one part and tells its line. `todo` is what to do if this part fails; it stands
+        after "To do:". Raises the UserError of the first part: an option is wrong."""
         start = time.perf_counter()
         guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
         guard.daemon = True

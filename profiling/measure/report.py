@@ -20,11 +20,6 @@ def tables(profile: Profile) -> str:
         f"migrate {latency.round_tokens} tokens a group": {
             _round(*key): s for key, s in latency.migrate_table.items()
         },
-        "collectives": {
-            f"{kind} of {devices}, {size // 1024} KiB": s
-            for (kind, devices, size), s in profile.collectives.items()
-        },
-        "compilation": profile.compile_s,
     }
     parts = [
         text_table([title, "ms"], [[name, 1e3 * s] for name, s in seconds.items()])
@@ -32,8 +27,8 @@ def tables(profile: Profile) -> str:
         if seconds
     ]
     origin = (
-        f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
-        "migrations are computed from its links and memory"
+        f"one device measured, with the shards of {profile.shards_of}; reshards and migrations "
+        "are computed from its links and memory"
     )
     decoding = _decode_table(latency.decode_table)
     return "\n\n".join([*[origin] * bool(profile.shards_of), decoding, *parts])

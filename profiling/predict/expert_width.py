@@ -10,7 +10,7 @@ from pat_jax.config.rollout import EngineSizes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.targets import Target
 
 UNITS = 16  # of an expert on a device: a multiple, for the kernels
@@ -32,7 +32,7 @@ def settled_width(
     is_asked = sizes.expert_width or sizes.expert_parallel or experts == "exchanged"
     if of is None or is_asked or not is_gpu:
         return sizes.expert_width or 1
-    inside, kernels = target.devices_per_host, kernels_for(target, sums="nccl")
+    inside, kernels = target.devices_per_host, ModelledKernels(target, sums="nccl")
     layouts = [Split(target.num_devices // tp, tp) for tp in (1, 2, 4, 8) if inside % tp == 0]
 
     def seconds(width: int) -> float:

@@ -20,7 +20,7 @@ from pat_jax.common.chips import Chip
 from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, shipped
 from pat_jax.profiling.predict.targets import Target
 
-Source = Literal["tables", "coefficients", "chip data", "profile"]
+Source = Literal["coefficients", "chip data", "profile"]
 FILE = "kernel_coefficients.yaml"
 BYTES = 2  # of a bfloat16 number
 HEAD_DIM = 128  # of every model whose attention was measured
@@ -40,18 +40,13 @@ def _shares(name: str) -> dict[str, Any]:
 class ModelledKernels:
     """The kernels of a target's devices, from coefficients.
 
-    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables`
-    answers most of these questions from measurements.
+    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program.
     """
 
     target: Target
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
     sums: Sums = "one-shot"
     kv_bytes: float = BYTES  # of one number of the KV cache
-    # Of one number that products multiply: 1 if activations are rounded to eight bits as well,
-    # which this engine does not do. Tensor cores multiply twice as many of these a second (NVIDIA
-    # H100 data sheet).
-    product_bytes: float = BYTES
 
     @property
     def chip(self) -> Chip:
@@ -77,34 +72,24 @@ class ModelledKernels:
 
     def gemm(self, m: int, n: int, k: int) -> float:
         """A matrix product [m, k] times [k, n]."""
-        return self._product("gemm", (m, n, k), 1, self.weight_bytes, self.product_bytes)
+        return self._product("gemm", (m, n, k), 1, self.weight_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
         """A product of the output head, whose weights are never quantized."""
-        return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES), BYTES)
+        return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES))
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Products of `rows` rows of k with the [k, n] of their experts, in one kernel.
-
-        Args:
-          active: number of experts that have rows; only their weights are read.
-        """
-        sizes = rows, n, k
-        return self._product("grouped", sizes, active, self.weight_bytes, self.product_bytes)
+        """Products of `rows` rows of k with the [k, n] of their experts, in one kernel. Only the
+        weights of the `active` experts, which have rows, are read."""
+        return self._product("grouped", (rows, n, k), active, self.weight_bytes)
 
     def _product(
-        self,
-        kind: str,
-        sizes: tuple[float, int, int],
-        matrices: float,
-        weight_bytes: float,
-        product_bytes: float,
+        self, kind: str, sizes: tuple[float, int, int], matrices: float, weight_bytes: float
     ) -> float:
         (m, n, k), share = sizes, self.shares[kind]
-        num_bytes = weight_bytes * matrices * n * k + product_bytes * m * k + BYTES * m * n
+        num_bytes = weight_bytes * matrices * n * k + BYTES * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
-        operations = 2 * m * n * k * product_bytes / BYTES
-        compute = operations / (share["compute"] * self.chip.flops_s)
+        compute = 2 * m * n * k / (share["compute"] * self.chip.flops_s)
         return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:

@@ -37,11 +37,8 @@ class LayerTimes:
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
     def kinds(self, layers: int | None = None) -> dict[bool, int]:
-        """Number of layers with experts (True) and without (False); kinds without any left out.
-
-        Args:
-          layers: counts the first `layers` only; by default all.
-        """
+        """Number of layers with experts (True) and without (False) among the first `layers`, by
+        default all; kinds without any are left out."""
         layers = layers or self.model.num_layers
         dense = num_dense(self.model, layers)
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
@@ -56,11 +53,8 @@ class LayerTimes:
         return Split(ways // over_tp, over_tp)
 
     def experts_ms(self, tokens: float, split: Split) -> float:
-        """Milliseconds of one layer's experts on the device that reads most of them.
-
-        Args:
-          tokens: of each replica, on average.
-        """
+        """Milliseconds of one layer's experts on the device that reads most of them, for `tokens`
+        of each replica on average."""
         model, experts, over = self.model, self.model.experts, self.expert_split(split)
         assert experts is not None
         ways, met = over.dp * over.tp // self.expert_width, max(1, tokens * over.dp)
@@ -72,11 +66,7 @@ class LayerTimes:
         return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Milliseconds of one layer's matrix products on one device.
-
-        Args:
-          tokens: of each replica.
-        """
+        """Milliseconds of one layer's products on one device, for `tokens` of each replica."""
         model, gemm, tp = self.model, self.kernels.gemm, split.tp
         attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
         attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
@@ -111,13 +101,9 @@ class LayerTimes:
         return self.kernels.all_reduce(devices, numbers) + waiting_ms
 
     def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Milliseconds of one layer's collectives: a sum after attention and one after the MLP.
-        Experts have instead of the latter a gather of rows with their routes and a scatter over the
-        replicas, and a sum.
-
-        Args:
-          tokens: of each replica.
-        """
+        """Milliseconds of one layer's collectives for `tokens` of each replica: a sum after
+        attention and one after the MLP. Experts have instead of the latter a gather of rows with
+        their routes and a scatter over the replicas, and a sum."""
         of_attention = self._sum_ms(tokens * self.model.embed_dim, split.tp)
         if not is_sparse:
             return 2 * of_attention
@@ -133,12 +119,8 @@ class LayerTimes:
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """Seconds that links add to a step: by each layer, the embedding's sum and the logits.
-
-        Args:
-          tokens: of each replica.
-          layers: number of layers; by default all.
-        """
+        """Seconds that links add to a step with `tokens` of each replica: by each of the `layers`,
+        by default all, the embedding's sum and the logits."""
         chip, seconds = self.kernels.chip, 0.0
         for is_sparse, count in self.kinds(layers).items():
             sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)

@@ -76,11 +76,8 @@ class HostLinks:
         return self.chip.link.startswith("NVLink")
 
     def all_reduce_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
-        """Seconds of an all-reduce of `num_bytes` on each device.
-
-        Args:
-          hosts: over which the group is spread; 1: over as few as have room for it.
-        """
+        """Seconds of an all-reduce of `num_bytes` on each device. The group is spread over `hosts`;
+        1 means over as few as have room for it."""
         return self._passes_s(devices, num_bytes, 2, hosts)
 
     def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:

@@ -100,11 +100,7 @@ def last_weights(model: ModelConfig) -> int:
 
 
 def num_dense(model: ModelConfig, layers: int | None = None) -> int:
-    """Number of layers without experts.
-
-    Args:
-      layers: counts the first `layers` only; by default all.
-    """
+    """Number of layers without experts among the first `layers`, by default all."""
     return sum(not model.is_sparse(i) for i in range(layers or model.num_layers))
 
 

@@ -29,10 +29,9 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.collectives import SIZES
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.links import Sums, links_of
+from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target, paper_devices
 
 log = logging.getLogger(__name__)
@@ -77,11 +76,8 @@ class ShardProfiler:
 
     @cached_property
     def engines(self) -> dict[Split, RolloutEngine]:
-        """An engine for each layout's shard that fits on the device. Nothing is compiled.
-
-        Raises:
-          UserError: no shard fits, or the model has experts.
-        """
+        """An engine for each layout's shard that fits on the device. Nothing is compiled. Raises
+        UserError if no shard fits, or if the model has experts."""
         if self.model.experts is not None:
             raise UserError(
                 f"option --shards is {str(self.target)!r}: the model has experts, which compute rows of "
@@ -167,16 +163,6 @@ class ShardProfiler:
             for name in ("decode_table", "prefill_table")
         }
         return replace(self.known, **tables, reshard_table={}, migrate_table={})
-
-    def collectives(self) -> dict[tuple[str, int, int], float]:
-        """Computed seconds of one sum, by ("all-reduce", devices, bytes a device)."""
-        links = links_of(self.target, SUMS)
-        return {
-            ("all-reduce", split.tp, size): links.all_reduce_s(split.tp, size)
-            for split in self.engines
-            for size in SIZES
-            if split.tp > 1
-        }
 
     @cached_property
     def composer(self) -> Composer:

@@ -1,17 +1,14 @@
-"""Chooses the kernel times of a target: measurements if they are at hand, else the model."""
+"""Where step times are from, and how far they may be off."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
-from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
-from pat_jax.profiling.predict.links import Sums, shipped
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.kernel_model import BYTES, Source
+from pat_jax.profiling.predict.links import shipped
 
 EXPLAINED: dict[Source, str] = {
-    "tables": "kernel tables measured on this chip",
-    "coefficients": "coefficients fitted to kernel tables of this chip",
+    "coefficients": "coefficients fitted to kernels measured on this chip",
     "chip data": "its maker's rates, and shares of them that a related chip was measured to reach",
     "profile": "a profile measured on this machine",
 }
@@ -38,12 +35,8 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """The range of steps on a chip; None if fewer than `FEWEST` steps were measured on this kind of
-    chip, and on its platform with such weights.
-
-    Args:
-      weight_bytes: of one number of a weight matrix.
-    """
+    """The range of steps on a chip with weights of `weight_bytes` a number; None if fewer than
+    `FEWEST` steps were measured on this kind of chip, and on its platform with such weights."""
     if source == "profile":
         return OF_PROFILE
     platform = shipped(RANGES.name).get(chip.platform, {})
@@ -53,24 +46,3 @@ def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRan
         return None
     low, high = found[source]
     return StepRange(low, high, found["rows"], found["own"])
-
-
-def kernels_for(
-    target: Target,
-    data: Path | None = None,
-    *,
-    weight_bytes: float = BYTES,
-    sums: Sums = "one-shot",
-) -> ModelledKernels:
-    """The best known times of a target's kernels; their `source` names where they are from.
-
-    Args:
-      data: folder that holds `calibration/`, the kernel tables.
-      sums: how GPUs sum over NVLink. XLA's programs call NCCL. Serving engines have kernels of
-        their own, for which there are the best measurements.
-      weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
-    """
-    is_measured = target.chip.name in MEASURED and weight_bytes == BYTES
-    if data is None or not (data / "calibration").is_dir() or not is_measured:
-        return ModelledKernels(target, weight_bytes, sums)
-    return KernelTables(data, target, sums)

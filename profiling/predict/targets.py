@@ -40,10 +40,7 @@ class Target:
 
     def resized(self, shape: str) -> "Target":
         """Returns as many of these devices as `shape` says, such as 8x2, with the same network.
-
-        Raises:
-          UserError: they do not come in that number or shape.
-        """
+        Raises UserError if they do not come in that number or shape."""
         found = Target.parse(f"{self.chip.name}:{shape}")
         _, at, network = self.text.partition("@")
         return Target.parse(f"{found}{at}{network}") if found.num_hosts > 1 else found
@@ -72,11 +69,8 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """The target that `text` names, such as h100:8x4, h100:8x4@400 or v5e:2x4.
-
-        Raises:
-          UserError: no such chip is known, or it does not come in that number or shape.
-        """
+        """The target that `text` names, such as h100:8x4, h100:8x4@400 or v5e:2x4. Raises UserError
+        if no such chip is known, or if it does not come in that number or shape."""
         devices, has_network, network = (plain := text.strip().lower()).partition("@")
         name, _, shape = devices.partition(":")
         known = chips()
@@ -120,11 +114,7 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
 
 
 def _with_network(target: Target, network: str) -> Target:
-    """Returns the target with a network of its own.
-
-    Args:
-      network: Gb/s of a host, one way.
-    """
+    """Returns the target with hosts whose networks have so many Gb/s, one way."""
     if target.num_hosts == 1 or not re.fullmatch(r"[1-9]\d{0,5}", network):
         raise UserError(
             f"target {shown(target.text)}: expected the Gb/s of each host's network behind the @, and "

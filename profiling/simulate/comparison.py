@@ -4,12 +4,10 @@ Knows seconds on a simulated clock. Does not know where a machine's costs are fr
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
@@ -17,49 +15,26 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import BurstResult, Split
-from pat_jax.profiling.simulate.draft_sources import DraftSource
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
-# Seconds of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
-SumSeconds = Callable[[Split, int], float]
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """Seconds of decoding, by what they grow with.
-
-    The times of sums and of the host are given; the rest is divided by the step model's physics
-    (`planning/latency/step_model.py`).
-    """
-
-    sums: float = 0.0  # over the devices of a replica; among the others if they are not known
-    fixed: float = 0.0  # weights read once, launches
-    rows: float = 0.0  # matrix products and sampling of each row
-    context: float = 0.0  # the KV cache of each live token
-    host: float = 0.0  # see Machine.host_s_per_sequence
-
-    @property
-    def total_s(self) -> float:
-        return self.sums + self.fixed + self.rows + self.context + self.host
 
 
 @dataclass(frozen=True)
 class System:
     """One way of running the rollouts; each tuple has one entry per rollout."""
 
-    name: str  # ADAPTIVE, DRAFTING, or a layout; in `Comparison.by_source` the source of drafts
+    name: str  # ADAPTIVE, DRAFTING, or a layout
     total_s: tuple[float, ...]
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
     switch_s: tuple[float, ...]  # moves between replicas of a layout included
     num_preempted: tuple[int, ...]
     tokens_per_step: tuple[float, ...]  # of a sequence: 1 without drafts
-    parts: StepParts  # of all rollouts together
 
     @property
     def mean_s(self) -> float:
@@ -76,8 +51,6 @@ class Comparison:
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
     drafting: System | None = None  # adaptive too; None: no drafts are asked for or have programs
-    # As `drafting`, one for each source of drafts, least first; `drafting` has its source's name.
-    by_source: tuple[System, ...] = ()
 
     @property
     def systems(self) -> tuple[System, ...]:
@@ -93,18 +66,6 @@ class Comparison:
         return 1 - self.adaptive.mean_s / system.mean_s
 
     @property
-    def worst_gain(self) -> float:
-        """The gain in the worst rollout, each compared to its own best static layout."""
-        best = np.min([system.total_s for system in self.static], axis=0)
-        return float((1 - np.array(self.adaptive.total_s) / best).min())
-
-    @property
-    def share_after_switch(self) -> float:
-        """The share of the adaptive rollouts' time that comes after the first switch."""
-        after = [t.total_s - t.switches[0].at_s for t in self.traces if t.switches]
-        return sum(after) / sum(self.adaptive.total_s)
-
-    @property
     def tail_share(self) -> float:
         """The share of the adaptive rollouts' steps with at most 64 unfinished sequences."""
         return fmean(1 - ([0] * 65 + [*x.done_after])[-65] / x.total_steps for x in self.traces)
@@ -118,13 +79,10 @@ class Comparison:
             ],
             "best_static": best.name,
             "gain_over_best_static": self.gain(best),
-            "worst_gain": self.worst_gain,
-            "share_after_switch": self.share_after_switch,
             "tail_share": self.tail_share,
             "tokens": list(self.tokens),
             "longest": list(self.longest),
             "traces": [asdict(trace) for trace in self.traces],
-            "by_source": [asdict(one) | {"mean_s": one.mean_s} for one in self.by_source],
         }
 
 
@@ -141,45 +99,29 @@ class Series:
         return lengths.draw(self.draw.later(number, self.growth))
 
 
-def compare(
-    machine: Machine,
-    lengths: ResponseLengths,
-    series: Series,
-    sum_seconds: SumSeconds | None = None,
-    sources: Sequence[DraftSource] = (),
-) -> Comparison:
+def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Comparison:
     """Replays every rollout of a series.
 
     The planner knows the machine's latency model and has seen one rollout, the one before the
     first; it learns from each that ends. If drafts have programs, another planner uses them. It
     begins with `Acceptance.unseen`, whatever the machine's acceptance is.
-
-    Args:
-      sum_seconds: seconds of a decode step's sums over devices, to list them apart.
-      sources: sources of drafts, each replayed. A source with the machine's acceptance is not
-        replayed twice.
     """
     planner = _first_planner(machine, lengths, series)
     learned = planner.lengths
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
-    drafting, by_source = None, []
+    drafting = None
     if machine.drafts.longest:
-        drafting = _drafting(workloads, planner, machine, sum_seconds)
-        for source in sources:
-            same = source.acceptance is machine.acceptance
-            other = replace(machine, acceptance=source.acceptance)
-            found = drafting if same else _drafting(workloads, planner, other, sum_seconds)
-            by_source.append(replace(found, name=source.name))
+        one = _with_drafts(planner, machine)
+        drafting = _summed(DRAFTING, _learning(workloads, one, machine))
     adaptive = _learning(workloads, planner, machine)
     static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
     return Comparison(
-        _summed(ADAPTIVE, adaptive, machine, sum_seconds),
-        tuple(_summed(str(split), done, machine, sum_seconds) for split, done in static.items()),
+        _summed(ADAPTIVE, adaptive),
+        tuple(_summed(str(split), done) for split, done in static.items()),
         tuple(done.trace for done in adaptive),
         tuple(int(workload.responses.sum()) for workload in workloads),
         tuple(int(workload.responses.max()) for workload in workloads),
         drafting,
-        tuple(by_source),
     )
 
 
@@ -194,16 +136,6 @@ def _first_planner(machine: Machine, lengths: ResponseLengths, series: Series) -
     """Returns a planner without drafts that has seen the rollout before the first."""
     learned = _with(LengthModel.empty(series.draw.cap), series.workload(lengths, -1))
     return CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
-
-
-def _drafting(
-    workloads: Sequence[Workload],
-    planner: CostModelPlanner,
-    machine: Machine,
-    sum_seconds: SumSeconds | None,
-) -> System:
-    one = _with_drafts(planner, machine)
-    return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 
 
 def _with_drafts(planner: CostModelPlanner, machine: Machine) -> CostModelPlanner:
@@ -238,10 +170,7 @@ def _static(
     return [replay(workload, planner, machine) for workload in workloads]
 
 
-def _summed(
-    name: str, replays: Sequence[RolloutReport], machine: Machine, sum_seconds: SumSeconds | None
-) -> System:
-    bursts = [burst for done in replays for burst in done.bursts]
+def _summed(name: str, replays: Sequence[RolloutReport]) -> System:
     return System(
         name,
         tuple(done.total_s for done in replays),
@@ -250,26 +179,4 @@ def _summed(
         tuple(done.spent("switch", "balance") for done in replays),
         tuple(done.preempted for done in replays),
         tuple(done.tokens_per_row_step for done in replays),
-        step_parts(bursts, machine, sum_seconds),
     )
-
-
-def step_parts(
-    bursts: Sequence[BurstResult], machine: Machine, sum_seconds: SumSeconds | None = None
-) -> StepParts:
-    """Divides the time of `bursts` into its parts."""
-    totals = np.zeros(5)
-    for burst in bursts:
-        physics = machine.truth.verifying(burst.num_draft_tokens).decode[burst.split].physics
-        of_context = physics.per_token * machine.truth.tokens_read(burst)
-        rest = np.array([physics.fixed, physics.per_row * burst.rows, of_context])
-        tokens = burst.rows * (1 + burst.num_draft_tokens)
-        sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
-        host = machine.host_s_per_sequence * burst.running * burst.steps
-        # The step model has sums in other parts: first the fixed one gives them, then the rows.
-        rest *= (burst.seconds - host) / rest.sum()
-        sums = min(sums, rest[:2].sum())
-        from_fixed = min(sums, rest[0])
-        rest -= [from_fixed, sums - from_fixed, 0.0]
-        totals += [sums, *rest, host]
-    return StepParts(*totals.tolist())

@@ -1,4 +1,4 @@
-"""The sources of drafts in rollouts, and how often drafts from each are accepted.
+"""The source of the drafts in rollouts, and how often they are accepted.
 
 The acceptance is built in, or assumed for drafts by a model.
 
@@ -51,54 +51,44 @@ BUILT_IN_ORIGIN = (
 
 @dataclass(frozen=True)
 class DraftSource:
+    """Where the drafts of a rollout are from."""
+
     name: str
     acceptance: Acceptance
+    origin: str = BUILT_IN_ORIGIN  # of the acceptance, for people
+
+    @classmethod
+    def built_in(cls, drafts: Drafts, samples: int) -> "DraftSource":
+        """The source of copied drafts: siblings too, if other texts have room and prompts have
+        several samples."""
+        if drafts.texts and samples > 1:
+            return cls(SIBLINGS, Acceptance.unseen())
+        return cls(OWN, _own_text())
+
+    @classmethod
+    def generated(cls, source: str, accepted: float) -> "DraftSource":
+        """A `--speculation.source` whose tokens are right with probability `accepted` each."""
+        origin = (
+            f"assumed: each token with a probability of {accepted:g} where those before it are right "
+            "(--draft_acceptance)"
+        )
+        return cls(source, generated(accepted), origin)
 
     def alone(self, draft: int) -> float:
         """Mean tokens that a sequence generates in a step if it runs alone, with drafts of `draft`
         tokens."""
         return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
 
-
-@dataclass(frozen=True)
-class DraftSources:
-    """The known sources of drafts; each one includes those before it."""
-
-    origin: str  # of their acceptance, for people
-    known: tuple[DraftSource, ...]
-
-    @classmethod
-    def built_in(cls, drafts: Drafts, samples: int) -> "DraftSources":
-        """The sources of copied drafts: siblings too, if other texts have room and prompts have
-        several samples."""
-        own = DraftSource(OWN, _own_text())
-        if drafts.texts and samples > 1:
-            return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
-        return cls(BUILT_IN_ORIGIN, (own,))
-
-    @classmethod
-    def generated(cls, source: str, accepted: float) -> "DraftSources":
-        """A `--speculation.source` whose tokens are right with probability `accepted` each."""
-        origin = (
-            f"assumed: each token with a probability of {accepted:g} where those before it are right "
-            "(--draft_acceptance)"
-        )
-        return cls(origin, (DraftSource(source, generated(accepted)),))
-
-    @property
-    def largest(self) -> DraftSource:
-        return self.known[-1]
-
     def words(self, draft: int) -> tuple[str, ...]:
         """The assumptions in sentences, for drafts of at most `draft` tokens."""
-        alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
-        origin = f"Drafts are right as often as {self.origin}."
         yours = (
             " Your texts may repeat more or less: rollout/tokens_per_row_step of a run has yours."
         )
         return (
-            origin + yours * (self.origin == BUILT_IN_ORIGIN),
-            f"A sequence alone generates so many tokens a step with drafts of {draft}: {alone}.",
+            f"Drafts are right as often as {self.origin}."
+            + yours * (self.origin == BUILT_IN_ORIGIN),
+            f"A sequence alone generates {self.alone(draft):.3g} tokens a step with drafts of {draft} "
+            f"from {self.name}.",
         )
 
 

@@ -27,11 +27,8 @@ Elements = Iterable[tuple[str, Any]]
 
 
 def find_lengths(name: str) -> ResponseLengths:
-    """Returns the built-in distribution `name`, or else the lengths in the file `name`.
-
-    Raises:
-      UserError: there is neither, or the file does not hold lengths.
-    """
+    """Returns the built-in distribution `name`, or else the lengths in the file `name`. Raises
+    UserError if there is neither, or if the file does not hold lengths."""
     if name in BUILT_IN:
         return ResponseLengths.built_in(name)
     path = Path(name)
@@ -44,11 +41,8 @@ def find_lengths(name: str) -> ResponseLengths:
 
 
 def read_lengths(path: Path) -> ResponseLengths:
-    """Reads a file of response lengths.
-
-    Raises:
-      UserError: the file cannot be read, has no entries, or one that is not a length.
-    """
+    """Reads a file of response lengths. Raises UserError if it cannot be read, has no entries, or
+    one that is not a length."""
     readers = {".csv": _of_csv, ".json": _of_json, ".jsonl": _of_json_lines}
     if path.suffix not in readers:
         raise UserError(f"lengths {path}: expected a file named .csv, .json or .jsonl.")

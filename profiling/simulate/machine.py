@@ -82,12 +82,8 @@ class Machine:
         capacity: int,
         **rest: Any,
     ) -> "Machine":
-        """The machine whose buckets, bursts and tests are those of `config`.
-
-        Args:
-          capacity: sequences that run at once.
-          rest: any of the other fields.
-        """
+        """The machine whose buckets, bursts and tests are those of `config`, with rows for
+        `capacity` sequences; `rest` sets other fields."""
         buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
         truth = truth.on(buckets.rows, buckets.lengths)

@@ -19,7 +19,7 @@ from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
-ASKED += "--data nowhere --speculation.source none"
+ASKED += "--speculation.source none"
 Programs = tuple[CompiledProgram, ...]  # what a compiler might say of them
 
 
@@ -34,7 +34,7 @@ def made(options: str = "", programs: Programs = ()) -> PlanReport:
 
 
 def updating(config: PlanConfig, programs: Programs = ()) -> PlannedUpdate:
-    return PlannedUpdate(plan.question_of(config, "").build, None, programs, config.memory_options)
+    return PlannedUpdate(plan.question_of(config, "").build, programs, config.memory_options)
 
 
 @cache

@@ -20,7 +20,7 @@ def test_a_run_divides_experts_as_its_plan_does():
     asked = "--model qwen3-30b-a3b --rollout.prompts_per_step 16 --algorithm.mini_batch_size 16"
     config = parse([*asked.split(), "--rollout.max_completion_length", "4096"])
     options = {"target": "h100:8", "responses": 128, "max_completion_length": 4096}
-    plan = PlanConfig(model="qwen3-30b-a3b", data="nowhere", train=False, **options)
+    plan = PlanConfig(model="qwen3-30b-a3b", train=False, **options)
     question = question_of(plan, "")
     width = with_width(config, eight()).rollout.expert_width
     assert width == question.options.expert_width == 8

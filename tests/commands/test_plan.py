@@ -25,7 +25,7 @@ from pat_jax.profiling.predict.sources import RANGES
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]
-SMALL += ["--rollouts", "1", "--data", "nowhere"]
+SMALL += ["--rollouts", "1"]
 ASKED = ["--model", "tiny", "--target", "h100:8", *SMALL]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
@@ -101,13 +101,11 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
 def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     body = parsed(page(report))
     assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
-    pictures = [x for x in body.iter() if x.tag == "figure" or x.get("class") == "bars"]
-    notes = [x.text for x in body.iter("p") if x.get("class") == "note"]
-    assert len(notes) == len(pictures) > 5
-    *_, lengths = (note for note in notes if note != "computed, not measured")
-    assert lengths == report.lengths.source and notes.count(lengths) == 1
+    (note,) = [x.text for x in body.iter("p") if x.get("class") == "note"]
     assert all(trace.is_computed for trace in report.comparison.traces)
-    assert draw_rollout(report.comparison.traces[0]).plots[0].note == notes[0]
+    assert (
+        draw_rollout(report.comparison.traces[0]).plots[0].note == note == "computed, not measured"
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,12 +173,9 @@ def test_a_layout_that_does_not_compile_is_not_used():
     refused = {str(x.split): x.refusal for x in report.memory.layouts if x.refusal}
     assert refused == {"dp1tp8": "decode does not compile: too much scalar memory"}
     assert [system.name for system in report.comparison.static] == list(NAMES[:3])
-    compiles = report.compiles(Split(1, 8))
-    assert (compiles["prefill"], compiles["decode"], compiles["reshard"]) == (True, False, None)
-    assert report.compiles(Split(2, 4))["decode"] is True
     for text in (plan_text(report), seen_on_page(report)):
         assert "refused: decode dp1tp8: too much scalar memory" in text
-        assert "–: not compiled for this layout." in text
+        assert "9 programs compiled in" in text and "1 refused." in text
     # A long reason stands below the table of memory: in a cell it would make the line a tower.
     body = parsed(page(report))
     lines = [x.text for x in body.iter("li")]
@@ -231,12 +226,8 @@ def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport
     assert "Drafts are right as often as built in: counted on 1,261 responses" in told
     assert "None was measured" in told and "% of a rollout without drafts" in told
     assert "adaptive, drafts" in section_of(page(report), "Time of a rollout")
-    own, siblings = found.by_source
-    assert (own.name, siblings.name) == ("own text", "own text, siblings")
-    assert replace(siblings, name=drafting.name) == drafting
-    assert drafting.mean_s < own.mean_s < 1.01 * found.adaptive.mean_s
     for text in (told, seen_on_page(report)):
-        assert "What drafts give" in text and "times as fast as without" in text
+        assert "tokens a step with drafts of 7 from own text, siblings" in text
     names = [each.name for each in report.iterations]
     assert names == ["adaptive", "adaptive, drafts", *NAMES] and "With drafts it takes" in told
 
@@ -247,7 +238,6 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     verifying = CompiledProgram("decode", split, rows=8, length=5120, num_draft_tokens=7, **whole)
     known = compilation()
     report = made(replace(known, programs=(*known.programs, verifying)), source="auto")
-    assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
     first, second, *_ = report.memory.layouts
     assert first.programs == second.programs == GIB  # of the others it is not known
     broken = replace(verifying, error="too much scalar memory")
@@ -261,20 +251,10 @@ def test_none_are_made_where_none_are_wanted():
     assert "draft" not in plan_text(report)
 
 
-def test_what_adapting_gains_is_told_with_both_kinds_of_sums_beside_the_share_of_the_tail():
-    asked = ["--model", "llama-3.1-8b", "--responses", "128", "--train", "false"]
-    one, other, tpu = (
-        made(None, *asked, "--speculation.source", "none", *more)
-        for more in (
-            ("--target", "h100:8"),
-            ("--target", "h100:8", "--sums", "one-shot"),
-            ("--target", "v5e:2x4"),
-        )
-    )
-    assert one.gain_by_sums == pytest.approx(other.gain_by_sums)
-    assert set(one.gain_by_sums) == {"nccl", "one-shot"} and not tpu.gain_by_sums
-    best = one.comparison.best_static
-    assert one.gain_by_sums["nccl"] == one.comparison.gain(best)  # the default: what XLA surely has
+def test_the_share_of_the_tail_and_the_kind_of_sums_are_told():
+    one, other = (made(None, "--train", "false", *more) for more in ((), ("--sums", "one-shot")))
+    assert "GPUs of a host sum as nccl kernels do" in plan_text(one)
+    assert "GPUs of a host sum as one-shot kernels do" in plan_text(other)
     (trace,) = one.comparison.traces
     left = [sum(end > step for end in trace.done_after) for step in range(trace.total_steps)]
     share = sum(n <= 64 for n in left) / trace.total_steps
@@ -282,5 +262,4 @@ def test_what_adapting_gains_is_told_with_both_kinds_of_sums_beside_the_share_of
     content = json.loads(one.to_json())
     assert content["comparison"]["tail_share"] == one.comparison.tail_share
     for text in (plan_text(one), seen_on_page(one)):
-        assert "at most 64 responses" in text and "one-shot kernel" in text and "XLA" in text
-    assert "one-shot" not in plan_text(tpu)
+        assert "at most 64 responses" in text

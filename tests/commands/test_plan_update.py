@@ -50,7 +50,7 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
 def test_iterations_are_rollouts_and_the_update(report: PlanReport):
     update, iterations = update_of(report), report.iterations
     content = json.loads(report.to_json())
-    assert content["version"] == 8
+    assert content["version"] == 9
     assert len(content["iterations"]) == len(iterations)
     systems = report.comparison.systems
     for system, iteration in zip(systems, iterations, strict=True):

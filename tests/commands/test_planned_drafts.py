@@ -20,7 +20,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 
 TINY = preset("tiny")
 ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollouts", "1"]
-ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64", "--data", "nowhere"]
+ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64"]
 ASKED += ["--prompt_tokens", "16", "--train", "false"]
 SHORT = [*ASKED, "--lengths", "short"]
 
@@ -41,12 +41,12 @@ def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: floa
     )
     output = []
     for report in (worse, better):
-        (row,) = report.comparison.by_source
-        assert row.name == source and report.comparison.drafting is not None
-        output += row.tokens_per_step
+        assert report.comparison.drafting is not None
+        output += report.comparison.drafting.tokens_per_step
     assert 1.0 <= output[0] < output[1] <= 4.0  # budgets of 1 and 3
     # A pass of Qwen3-0.6B takes more than half of a step in the layout with the most TP.
-    assert better.comparison.by_source[0].mean_s < share * better.comparison.adaptive.mean_s
+    drafting = better.comparison.drafting
+    assert drafting and drafting.mean_s < share * better.comparison.adaptive.mean_s
     text = plan_text(better)
     assert "assumed: each token with a probability of 0.95" in text and source in text
     assert "for each of its tokens of drafts a pass of" in text and source in page(better)
@@ -100,8 +100,7 @@ def test_every_mistake_is_one_sentence(source: str, options: tuple[str, ...], wo
 
 def test_models_that_may_draft_are_read_from_their_folder(tmp_path: Path):
     fits = write_checkpoint(tmp_path / "fits", replace(TINY, num_layers=1))
-    (row,) = report_of(f"model:{fits}").comparison.by_source
-    assert row.name == f"model:{fits}"
+    assert f"from model:{fits}." in plan_text(report_of(f"model:{fits}"))
     short = write_checkpoint(tmp_path / "short", replace(TINY, max_position=512))
     with pytest.raises(
         UserError, match="a draft model with a context of 1088 tokens, the longest prompt"
@@ -132,11 +131,10 @@ class TestSimulate:
         printed = in_process(simulate.main, *self.asked(profile, *options))
         assert "assumed: each token with a probability of 0.8" in printed
         (answer,) = json.loads(out.read_text())["answers"]
-        (row,) = answer["by_source"]
-        assert row["name"] == "early_exit:1"
+        adaptive, row, *_ = answer["systems"]
         # 1 + p + p² + p³, where all rows draft throughout.
         assert row["tokens_per_step"][0] == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.05)
-        assert row["mean_s"] < answer["systems"][0]["mean_s"]
+        assert row["mean_s"] < adaptive["mean_s"]
 
     @pytest.mark.parametrize("source", ["suffix", "model:tiny"])
     def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_them(

@@ -36,14 +36,11 @@ def measured(tmp_path_factory) -> tuple[Path, str]:
 @pytest.mark.slow  # measures; its parts are tested in tests/profiling
 def test_it_prints_tables_and_draws_a_picture(measured: tuple[Path, str]):
     path, output = measured
-    for words in ("decode, ms a step", "dp2tp1 -> dp1tp2", "all-reduce of 2", f"profile {path}"):
+    for words in ("decode, ms a step", "dp2tp1 -> dp1tp2", f"profile {path}"):
         assert words in output
     assert path.with_suffix(".svg").read_text().startswith("<svg ")
     content = json.loads(path.read_text())
     assert content["subject"]["backend"] == "cpu" and content["subject"]["num_devices"] == 2
-    assert set(content["compile_s"]) == {
-        f"{name} {split}" for name in ("decode", "prefill") for split in ("dp2tp1", "dp1tp2")
-    }
 
 
 @pytest.mark.slow  # measures three times
@@ -60,7 +57,6 @@ def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: 
     assert kept in again["latency"]["decode_table"]
     assert missing in [key for key, _ in again["latency"]["decode_table"]]
     assert again["latency"]["migrate_table"] == content["latency"]["migrate_table"]
-    assert again["collectives"] == content["collectives"]
     profile("--out", str(path), "--remeasure")
     assert kept not in json.loads(path.read_text())["latency"]["decode_table"]
 

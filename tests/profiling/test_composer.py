@@ -14,9 +14,9 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import added, links_of, waiting_s
 from pat_jax.profiling.predict.model_sizes import weight_bytes
-from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.targets import Target
 
 ALONE = Split(1, 1)
@@ -26,7 +26,7 @@ LLAMA, LARGE = preset("llama-3.1-8b"), preset("llama-3.1-70b")
 def test_kv_heads_are_divided_as_the_layouts_divide_them():
     """The innermost two of six devices do not divide three heads: each has all."""
     model = replace(LLAMA, num_heads=12, num_kv_heads=3)
-    kernels = kernels_for(Target.parse("h100:6"))
+    kernels = ModelledKernels(Target.parse("h100:6"))
     split, ways = Split(1, 6), {6: 1}
     whole, parted = Composer(kernels, model, divided=ways), Composer(kernels, model)
     assert (whole.kv_ways(6), parted.kv_ways(6), whole.kv_ways(2)) == (1, 3, 1)
@@ -35,7 +35,7 @@ def test_kv_heads_are_divided_as_the_layouts_divide_them():
 
 def test_sums_are_two_a_layer_one_for_the_embedding_and_the_logits_are_gathered():
     target = Target.parse("h100:8")
-    composer = Composer(kernels_for(target), LLAMA)
+    composer = Composer(ModelledKernels(target), LLAMA)
     links, waiting = links_of(target), waiting_s(target.chip, 8)
     one, gather = links.all_reduce_s(8, 2 * 16 * 4096), links.all_gather_s(8, 4 * 16 * 128_256)
     assert composer.decode_links_s(16, Split(1, 8)) == pytest.approx(65 * (one + waiting) + gather)
@@ -66,7 +66,7 @@ def test_replicated_kv_heads_are_sent_to_every_device_that_has_them(
     narrow: int, wide: int, moved: float
 ):
     """Of the bytes of a round of a group; past 8 KV heads each device still holds one."""
-    composer = Composer(kernels_for(Target.parse("v5e:4x4")), LARGE)
+    composer = Composer(ModelledKernels(Target.parse("v5e:4x4")), LARGE)
     up = Split(16 // narrow, narrow), Split(16 // wide, wide)
     whole = composer.round_tokens * LARGE.kv_bytes_per_token
     rate = composer.kernels.exchange_bytes_s(wide)
@@ -80,7 +80,7 @@ def test_steps_read_what_rows_hold_where_the_engines_kernels_do(text: str):
     buckets = Buckets.build(
         (Split(8, 1),), capacity=64, min_rows=8, min_length=512, max_length=4096
     )
-    kernels = kernels_for(Target.parse(text))
+    kernels = ModelledKernels(Target.parse(text))
     held, gathered = (
         Composer(kernels, replace(LLAMA, head_dim=dim)).latency_model(buckets) for dim in (128, 96)
     )
@@ -94,7 +94,7 @@ def test_steps_read_what_rows_hold_where_the_engines_kernels_do(text: str):
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
 def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
     """So it takes longer than a step of its rows, and less time than one of as many rows as tokens."""
-    composer = Composer(kernels_for(Target.parse(text)), LLAMA)
+    composer = Composer(ModelledKernels(Target.parse(text)), LLAMA)
     for split in (Split(8, 1), Split(1, 8)):
         for rows, num_draft_tokens in ((1, 7), (16, 3), (32, 7), (128, 1)):
             steps = [composer.decode_step(split, rows, 4096, n) for n in (0, num_draft_tokens)]
@@ -109,7 +109,7 @@ def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
 class TestGeneratedDrafts:
     """A step that verifies them begins with a pass of the drafter for each token of the budget."""
 
-    composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
+    composer = Composer(ModelledKernels(Target.parse("h100:8")), LLAMA)
     small = Composer(composer.kernels, replace(LLAMA, num_layers=4, embed_dim=1024, mlp_dim=3072))
     splits = (Split(8, 1), Split(1, 8))
     buckets = Buckets.build(splits, capacity=64, min_rows=1, min_length=512, max_length=1024)

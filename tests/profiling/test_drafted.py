@@ -18,7 +18,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulate.draft_sources import OWN, SIBLINGS, DraftSources, generated
+from pat_jax.profiling.simulate.draft_sources import OWN, SIBLINGS, DraftSource, generated
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
@@ -210,18 +210,17 @@ COPIED = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
 
 
 def test_the_built_in_ones_say_where_they_are_from():
-    found = DraftSources.built_in(COPIED, 8)
-    own, siblings = found.known
-    assert (own.name, siblings.name) == (OWN, SIBLINGS) and found.largest is siblings
+    own, siblings = (DraftSource.built_in(COPIED, samples) for samples in (1, 8))
+    assert (own.name, siblings.name) == (OWN, SIBLINGS)
     # As benchmarks/results/draft_acceptance.json has the mean of seven models: 1.83 and 2.03.
     assert own.alone(8) == pytest.approx(1.83, rel=0.05)
     assert siblings.alone(8) == pytest.approx(2.03, rel=0.05)
     assert siblings.alone(8) == float(Acceptance.unseen().tokens(8, 8, 1))
-    origin, alone = found.words(7)
+    origin, alone = siblings.words(7)
     assert "1,261 responses of seven models" in origin and "of a run has yours" in origin
-    assert "with drafts of 7: 1." in alone
+    assert "tokens a step with drafts of 7 from own text, siblings." in alone
 
 
 def test_rollouts_without_room_or_samples_have_their_own_text_alone():
     for drafts, samples in ((COPIED, 1), (replace(COPIED, texts=0), 8)):
-        assert [x.name for x in DraftSources.built_in(drafts, samples).known] == [OWN]
+        assert DraftSource.built_in(drafts, samples).name == OWN

@@ -2,7 +2,6 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +38,6 @@ from pat_jax.profiling.predict.model_sizes import (
     weight_bytes,
 )
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
-from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -55,7 +53,7 @@ HELD = {"qwen3-30b-a3b": (10.3, 8.8, 8.0, 7.6), "qwen3-235b-a22b": (72.8, 64.8, 
 
 
 def composer_of(text: str, model: ModelConfig = SMALL) -> Composer:
-    return Composer(kernels_for(Target.parse(text)), model)
+    return Composer(ModelledKernels(Target.parse(text)), model)
 
 
 def order_of(model: str, target: str) -> Order:
@@ -95,7 +93,7 @@ def test_what_a_device_holds_is_an_eighth_of_the_experts_and_a_part_of_the_rest(
 
 
 def test_no_range_is_told_for_steps_with_experts():
-    costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, Path("nowhere"), "nccl")
+    costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, "nccl")
     assert costs.range is None
     assert [note for note in costs.notes if note.startswith("Each token chooses its experts")]
 
@@ -283,7 +281,7 @@ def test_a_step_is_priced_by_the_tokens_that_are_there():
 def test_auto_divides_widths_as_steps_of_halving_batches_take_least(responses: int):
     def seconds(width: int) -> float:
         one = replace(composer_of("h100:8"), expert_ways=8 // width, expert_width=width)
-        one = replace(one, kernels=kernels_for(Target.parse("h100:8"), sums="nccl"))
+        one = replace(one, kernels=ModelledKernels(Target.parse("h100:8"), sums="nccl"))
         halved = [2**k for k in range(14) if 2**k <= responses]
         return sum(min(one.decode_step(s, -(-n // s.dp), 4096) for s in SPLITS) for n in halved)
 

@@ -11,9 +11,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.update import PlannedUpdate
 
-ASKED = (
-    "--model qwen3-0.6b --responses 64 --max_completion_length 3072 --data nowhere --rollouts 1 "
-)
+ASKED = "--model qwen3-0.6b --responses 64 --max_completion_length 3072 --rollouts 1 "
 ASKED += "--speculation.source none --compile false"
 SENTENCE = re.compile(
     r"The update gathers weights across hosts\. With --fsdp_size 8 each host has all of them, and an "
@@ -28,7 +26,7 @@ def asked(options: str) -> Question:
 
 
 def updating(question: Question) -> PlannedUpdate:
-    return PlannedUpdate(question.build, None, (), question.options.memory_options)
+    return PlannedUpdate(question.build, (), question.options.memory_options)
 
 
 def told(options: str) -> list[str]:

@@ -95,7 +95,7 @@ def test_a_step_has_the_sum_over_groups(size: int, groups: int):
     one = replace(one, config=replace(one.config, fsdp_size=size))
     found = TargetBuild(one, jax.devices("cpu")[:8])
     trainer = found.whole.policy
-    passes = RolePasses(found, found.whole.models["policy"].role, trainer.trained, None)
+    passes = RolePasses(found, found.whole.models["policy"].role, trainer.trained)
     num_bytes = shard_bytes(trainer.trained.abstract_gradients) / 2
     expected = passes.times.links.all_reduce_s(groups, num_bytes, hosts=groups)
     assert passes.apply(trainer).links == expected

@@ -75,7 +75,6 @@ def test_every_program_that_the_target_would_time_has_a_time(profiler: ShardProf
     # The links come on top of what this machine takes.
     links = profiler.composer.decode_links_s(8, Split(1, 2))
     assert 0 < links < latency.decode_step(Split(1, 2), 8, 32)
-    assert set(profiler.collectives()) == {("all-reduce", 2, 4**k) for k in range(6, 13)}
 
 
 def test_a_model_without_a_shard_that_fits_is_refused():

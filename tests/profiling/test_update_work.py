@@ -12,7 +12,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.models.rematerialization import NONE, POLICIES
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import ATTENTION, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
@@ -136,7 +136,7 @@ TARGETS = ("h100:8", "a40:8", "v5e:2x4", "v6e:2x4")
 
 def times_on(text: str) -> UpdateTimes:
     target = Target.parse(text)
-    return UpdateTimes(Composer(kernels_for(target), LLAMA), target)
+    return UpdateTimes(Composer(ModelledKernels(target), LLAMA), target)
 
 
 def test_every_chip_has_a_share_for_attention():

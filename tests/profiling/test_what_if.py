@@ -13,7 +13,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.costs import profiled
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.what_if import WhatIf, machine_of, sums_of, unmeasured
+from pat_jax.profiling.capacity.what_if import WhatIf, machine_of, unmeasured
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
@@ -28,22 +28,11 @@ LATENCY = made_up_latency(
     max_rows=16,
     lengths=(64, 128),
 )
-SUM_S = 1e-4  # of 4 KiB; of 16 KiB four times as much
 PROFILE = Profile(
     Subject("gpu", "made up", 8, asdict(MODEL), "bfloat16", "0"),
     LATENCY,
-    {("all-reduce", tp, 4096 * n): SUM_S * n for tp in (2, 4, 8) for n in (1, 4)},
 )
 AS_IT_IS = WhatIf(responses=16, cap=96, longest_prompt=32)
-
-
-def test_sums_of_a_step():
-    """A row of Llama-3.1-8B is 8 KiB; a step sums 65 times."""
-    for split, rows, _ in LATENCY.decode_table:
-        expected = 0 if split.tp == 1 else 65 * rows * 2 * SUM_S
-        assert sums_of(PROFILE)(split, rows) == pytest.approx(expected)
-    with pytest.raises(UserError, match=r"sum over 2 devices.*measure it again"):
-        sums_of(replace(PROFILE, collectives={}))
 
 
 def test_the_machine_has_the_buckets_that_are_needed():
@@ -62,7 +51,6 @@ def test_the_machine_has_the_buckets_that_are_needed():
 TARGET, SMALL = Target.parse("h100:8"), preset("qwen3-0.6b")
 ASKED = PlanConfig(model="qwen3-0.6b", max_completion_length=24_576)
 BUILD = by_arithmetic(Order.of(TARGET, ASKED.run(TARGET), SMALL, (2, 4)))
-SUMS = {("all-reduce", n, 4096): 1e-4 for n in (2, 4, 8)}
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(SMALL), "bfloat16", "0.10.2")
 
 
@@ -83,9 +71,9 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: st
     steps = dict.fromkeys(SPLITS, 0.1)
     latency = made_up_latency(steps, steps, reshard=1, migrate_per_token=1, max_rows=2)
     path = tmp_path / "profile.json"
-    Profile(SUBJECT, latency, SUMS).save(path)
+    Profile(SUBJECT, latency).save(path)
     assert profiled(path, BUILD.order, BUILD.buckets, NO_DRAFTER).source == "profile"
-    Profile(replace(SUBJECT, **other), latency, SUMS).save(path)
+    Profile(replace(SUBJECT, **other), latency).save(path)
     with pytest.raises(UserError, match="of something else") as caught:
         profiled(path, BUILD.order, BUILD.buckets, NO_DRAFTER)
     assert words in str(caught.value)

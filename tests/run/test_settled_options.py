@@ -133,7 +133,7 @@ def test_a_policy_of_a_run_is_evaluated_in_its_own_arithmetic(monkeypatch):
 def test_a_plan_of_a_small_context_is_made_and_recorded(folder: Path, tmp_path: Path, capsys):
     words = "--target h100:8 --max_prompt_length 100 --prompt_tokens 16 --responses 32 --rollouts 1"
     options = ["--model", str(folder / "model"), *words.split(), "--compile", "false"]
-    options += ["--data", "nowhere", "--run_dir", str(tmp_path / "plan")]
+    options += ["--run_dir", str(tmp_path / "plan")]
     plan.made_plan(parse(options, PlanConfig, presets=None), "the command")
     assert "--max_completion_length is 412 in place of 24,576" in capsys.readouterr().err
     recorded = parse(["--config", str(tmp_path / "plan/config.yaml")], PlanConfig, presets=None)

@@ -108,7 +108,7 @@ def test_where_no_burst_drafts_they_are_there_as_well():
 
 
 ASKED = "--target h100:8 --responses 32 --rollouts 1 --max_completion_length 1024 --max_prompt_length 64"
-ASKED += " --data nowhere --prompt_tokens 16 --lengths short"
+ASKED += " --prompt_tokens 16 --lengths short"
 
 
 def update_of(model: str, source: str) -> tuple[UpdateMemory, str]:

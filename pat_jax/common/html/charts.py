@@ -1,41 +1,14 @@
 """Charts: their values, and the place of each point. `macros.html.jinja` draws them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, floor, isfinite, log10
 
-from pat_jax.common.picture_style import COMPUTED, colour
+from pat_jax.common.picture_style import COMPUTED
 
 Points = Sequence[tuple[float, ...]]
 Size = tuple[float, float]  # width and height
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One line of a bar chart."""
-
-    name: str
-    parts: Mapping[str, float]  # stacked, by name
-    words: str  # beside the bar
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Stacked bars with a common scale."""
-
-    bars: Sequence[Bar]
-    limit: float = 0.0  # marked in each bar, such as a device's memory; 0: no mark
-
-    def at(self, value: float) -> float:
-        """Returns the length of a value, in percent of the longest bar or of the limit."""
-        most = max([self.limit, *(sum(bar.parts.values()) for bar in self.bars)]) or 1.0
-        return round(100 * value / most, 3)
-
-    @property
-    def colours(self) -> dict[str, str]:
-        names = dict.fromkeys(name for bar in self.bars for name in bar.parts)
-        return {name: colour(i) for i, name in enumerate(names)}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
@@ -65,6 +65,17 @@ class Options:
             value = attrgetter(name)(self)
             words = " ".join(map(str, value)) if isinstance(value, tuple) else value
             raise OptionError(self.SECTION + name, words, expected)
+
+    def need_defaults(self, names: Iterable[str], why: str) -> None:
+        """Raises OptionError unless each of these options, which have no effect, has its default.
+        `why` ends the sentence."""
+        plain = type(self)()
+        for name in names:
+            default = attrgetter(name)(plain)
+            texts = map(str, default) if isinstance(default, tuple) else [f"{default}"]
+            words = f"{default:g}" if isinstance(default, float) else " ".join(texts) or "nothing"
+            words = words.lower() if isinstance(default, bool) else words
+            self.need(name, attrgetter(name)(self) == default, f"{words} {why}")
 
     def shared(self, base: type["Options"]) -> dict[str, Any]:
         """Returns the values of the options that are inherited from `base`."""

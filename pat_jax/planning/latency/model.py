@@ -82,11 +82,8 @@ class LatencyModel:
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
-        """The model of steps that verify `num_draft_tokens` per row; 0: this model itself.
-
-        Raises:
-          KeyError: no such step was measured.
-        """
+        """The model of steps that verify `num_draft_tokens` per row; 0: this model itself. Raises
+        KeyError if no such step was measured."""
         return self._verifying[num_draft_tokens] if num_draft_tokens else self
 
     def of_drafts_from(self, source: str) -> "LatencyModel":
@@ -140,10 +137,6 @@ class LatencyModel:
         `running` of them have sequences."""
         routed = np.minimum(running, rows)
         return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
-
-    def tokens_read(self, burst: BurstResult) -> float:
-        """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""
-        return burst.rows * burst.length if self.reads == "bucket" else burst.held
 
     def reshard(self, source: Split, target: Split) -> float:
         return self.reshard_table[(source, target)]

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,10 +87,6 @@ class Profile:
 
     subject: Subject
     latency: LatencyModel
-    collectives: Mapping[tuple[str, int, int], float] = field(
-        default_factory=dict
-    )  # (kind, devices, bytes a device): one collective
-    compile_s: Mapping[str, float] = field(default_factory=dict)  # "decode dp2tp1": one program
     # The target whose links were computed, where one device of it was measured: "h100:8".
     shards_of: str = ""
 
@@ -100,20 +96,14 @@ class Profile:
             "version": VERSION,
             "subject": asdict(self.subject),
             "latency": self.latency.to_json(),
-            "collectives": [[list(key), seconds] for key, seconds in self.collectives.items()],
-            "compile_s": dict(self.compile_s),
             **({"shards_of": self.shards_of} if self.shards_of else {}),
         }
         replace_text(path, json.dumps(content, indent=1))
 
 
 def load_profile(path: Path, subject: Subject) -> Profile:
-    """Reads the profile of `subject` from `path`.
-
-    Raises:
-      ProfileError: the file cannot be read, is of another version or subject, or holds times that
-        no machine takes.
-    """
+    """Reads the profile of `subject` from `path`. Raises ProfileError if the file cannot be read,
+    is of another version or subject, or holds times that no machine takes."""
     profile = _parsed(path)
     if differences := subject.differences(profile.subject):
         raise ProfileError(path, f"of something else: {', '.join(differences)}")
@@ -121,12 +111,7 @@ def load_profile(path: Path, subject: Subject) -> Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads the profile in `path`, of any subject.
-
-    Raises:
-      ProfileError: the file cannot be read, is of another version, or holds times that no machine
-        takes.
-    """
+    """Reads the profile in `path`, of any subject. Raises ProfileError as `load_profile` does."""
     return _checked(path, _parsed(path))
 
 
@@ -141,18 +126,10 @@ def _parsed(path: Path) -> Profile:
     try:
         subject = Subject(**content["subject"])
         latency = LatencyModel.from_json(content["latency"])
-        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
-        profile = Profile(
-            subject,
-            latency,
-            collectives,
-            dict(content["compile_s"]),
-            str(content.get("shards_of", "")),
-        )
         _flat(subject)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(path, f"not as this version writes it ({error!r})") from None
-    return profile
+    return Profile(subject, latency, str(content.get("shards_of", "")))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -188,7 +165,6 @@ def _problems(profile: Profile) -> Iterable[str]:
     for name in SHAPE:
         if not _is_count(size := getattr(latency, name)):
             yield f"field {name} is {shown(size)}, expected an integer of at least 1"
-    tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
     for name, table in tables.items():
         for key, seconds in table.items():
             if not (isinstance(seconds, int | float) and 0 < seconds <= MOST_S):

@@ -66,10 +66,7 @@ class SwitchCosts:
 
     def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
         """Predicted seconds to reshard, float[from, to], with those that all switches share.
-
-        Args:
-          profile_s: float[from, to]; 0 on the diagonal, and there only.
-        """
+        `profile_s` is float[from, to], 0 on the diagonal, and there only."""
         if not self.seen:
             return profile_s
         factor = np.full_like(profile_s, 1 + self._common)

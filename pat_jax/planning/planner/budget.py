@@ -32,11 +32,8 @@ class RegretBudget:
         self._stayed = np.zeros_like(self.prefill_s)
 
     def expect(self, here: int, step_s: np.ndarray, step: float) -> None:
-        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`.
-
-        Args:
-          step: decode steps of the rollout so far.
-        """
+        """Books the bursts since the last plan, in layout `here`, until decode step `step` of the
+        rollout; from now on steps take `step_s`."""
         if self._expected is not None:
             before_s, before = self._expected
             seconds = max(0, step - before) * before_s
@@ -63,11 +60,8 @@ class RegretBudget:
         return self.spent_s(correction) - float(static_s.min())
 
     def affords(self, cost_s: float, remaining_s: float, correction: np.ndarray) -> bool:
-        """Whether the rollout stays within the budget if a switch costs `cost_s`.
-
-        Args:
-          remaining_s: predicted seconds from now to the end of the rollout.
-          correction: measured over profiled step time, float[layouts].
+        """Whether the rollout stays within the budget if a switch costs `cost_s` and `remaining_s`
+        are predicted to its end. `correction` is measured over profiled step time, float[layouts].
         """
         predicted_s = self.spent_s(correction) + remaining_s
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s

@@ -119,11 +119,8 @@ def _running(
     pressure: PoolPressure,
     step: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`Costs.run` and `Costs.shared`.
-
-    Args:
-      step: float[split, moments], expected seconds of a decode step, uncorrected.
-    """
+    """`Costs.run` and `Costs.shared` for steps of `step` seconds, float[split, moment],
+    uncorrected."""
     factors = np.array([correction.factor(split) for split in tables.splits])
     one = np.ones_like(step)
     again = pressure.again * tables.recomputations(one, forecast.mean_context * one)
@@ -134,11 +131,8 @@ def _running(
 
 
 def follow(choices: np.ndarray, start: int) -> np.ndarray:
-    """The split to run in at each moment, int[moments], if `choices` are followed from `start`.
-
-    Args:
-      choices: int[moments, from], the best split at each moment, by the split before it.
-    """
+    """The split to run in at each moment, int[moments], from `start`. `choices` are int[moments,
+    from], the best split at each moment, by the split before it."""
     path = np.empty(len(choices), int)
     for j, choice in enumerate(choices):
         start = path[j] = choice[start]

@@ -14,25 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.kernel_model import ModelledKernels, Source
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import Sums, launch_s
 from pat_jax.profiling.predict.targets import Target
 
-MEASURED = ("a100", "h100", "h200")
-
-
-class NoData(UserError):
-    """The folder of measurements is not there."""
-
-    @classmethod
-    def of(cls, what: str, data: Path, folder: str) -> "NoData":
-        where = f"expected a folder {folder} there; name the folder that holds it with --data."
-        return cls(f"no {what} in {data}: {where}")
-
 
 class Interpolated:
-    """Milliseconds over one size: linear between points, with the last slope beyond them."""
+    """Milliseconds over one size."""
 
     def __init__(self, points: dict[int, float]):
         self.sizes = np.array(sorted(points), float)
@@ -78,33 +66,13 @@ class KernelTables(ModelledKernels):
     """Measured kernels of one kind of GPU; kernels without a table are modelled."""
 
     def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
-        """Reads the tables of `target`'s chip in `data`.
-
-        Args:
-          sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
-
-        Raises:
-          NoData: the folder is missing.
-          UserError: there are no measurements of that chip.
-        """
         super().__init__(target, sums=sums)
-        if target.chip.name not in MEASURED:
-            raise UserError(
-                f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
-                f"{target.chip.name}; its kernels can be modelled."
-            )
         self.folder = data / "calibration"
-        if not self.folder.is_dir():
-            raise NoData.of("kernel tables", data, "calibration/")
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
         (path,) = self.folder.glob(f"aiconfigurator/{self.chip.name}_*_{name}")
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             yield from csv.DictReader(file)
-
-    @property
-    def source(self) -> Source:
-        return "tables"
 
     @cached_property
     def _gemms(self) -> dict[tuple[int, int], Interpolated]:
@@ -118,7 +86,6 @@ class KernelTables(ModelledKernels):
         return sorted({n for n, _ in self._gemms})
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """Milliseconds of [m, k] times [k, n]."""
         along_n = {}
         for n_at in _around(self._gemm_sizes, n):
             along_k = {
@@ -137,7 +104,6 @@ class KernelTables(ModelledKernels):
         return Attention(self._rows("decode_attention_bf16.csv"), "batch_size", "step")
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Milliseconds of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
         if self.own or kv_heads not in table.kv_heads:
             return super().decode_attention(rows, length, heads, kv_heads)
@@ -148,7 +114,6 @@ class KernelTables(ModelledKernels):
         return Attention(self._rows("prefill_attention_bf16.csv"), "isl", "batch_size")
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Milliseconds of one layer, `rows` prompts of `length`; past the table by length²."""
         table = self._prefill_attention
         if kv_heads not in table.kv_heads:
             return super().prefill_attention(rows, length, heads, kv_heads)
@@ -170,15 +135,11 @@ class KernelTables(ModelledKernels):
         return _by_gpus(row for row in self._rows("nccl*.csv") if row["op_name"] == kind)
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        if devices == 1:
-            return 0.0
         if devices in self._all_reduces:
             return 1e3 * launch_s(self.sums) + self._all_reduces[devices](elements)
         return super().all_reduce(devices, elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        if devices == 1:
-            return 0.0
         if devices in self._all_gathers:
             return self._all_gathers[devices](elements)
         return super().all_gather(devices, elements)
