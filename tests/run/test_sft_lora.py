@@ -76,7 +76,8 @@ def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
     save_file(weights, other / "model.safetensors")
     elsewhere = ["--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")]
     setup = made(*options, "--resume", *elsewhere)
-    run = SftRun(replace(setup, roles=compiled.roles), StopSignals())
+    roles = replace(compiled.roles, models=setup.roles.models)  # the programs are there
+    run = SftRun(replace(setup, roles=roles), StopSignals())
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()
     run.files.release()
