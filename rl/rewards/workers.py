@@ -16,16 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.channel import IMPORT, LOST, Calls, NoAnswerError
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
-
-T = TypeVar("T")
 
 _IMPORT_SECONDS = 300.0
 _END_SECONDS = 5.0  # from closing its socket to its end
@@ -53,11 +49,9 @@ class RewardWorkers:
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # running workers are taken first
         for worker in self._workers:
             self._idle.put(worker)
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self.close)
-            if mistake := self._workers[-1].start():
-                raise UserError(mistake)
-            on_failure.pop_all()
+        if mistake := self._workers[-1].start():
+            self.close()
+            raise UserError(mistake)
 
     def close(self) -> None:
         """Kills the processes. Responses that have no score by then get none."""
@@ -92,25 +86,74 @@ class _Worker:
 
     def __init__(self, spec: str, memory: float):
         self._spec, self._memory = spec, memory
-        self._running: _Running | None = None
+        self._process: subprocess.Popen | None = None
+        self._calls: Calls | None = None
         self._is_closed, self._lock = False, threading.Lock()
         self._numbers = itertools.count(IMPORT + 1)  # numbers of calls
 
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
         """Calls the function; once more if the process was killed from outside."""
-        try:
-            return _twice(lambda: self._call(responses, seconds))
-        except _KilledError as killed:
-            return Outcome(failure=Failure(Cause.CRASHED, f"{killed}, twice"))
+        return _twice(lambda: self._call(list(responses), seconds))
 
-    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
-        if self._running is None and (mistake := self.start()):
+    def start(self) -> str:
+        """Starts the process and imports the function; once more if it was killed from outside.
+
+        Returns:
+          What is wrong with the function, or "".
+        """
+        outcome = _twice(self._start)
+        if outcome.failure is None:
+            return outcome.mistake
+        return (
+            f"reward {self._spec!r} {outcome.failure.text} while it was imported: expected a module that imports "
+            "at once, and memory for --reward_workers processes of each reward; correct the module, "
+            "or use fewer processes."
+        )
+
+    def _call(self, responses: list[Response], seconds: float) -> Outcome:
+        if self._process is None and (mistake := self.start()):
             return Outcome(mistake=mistake)
-        assert self._running is not None
-        calls, number = self._running.calls, next(self._numbers)
+        return self._answer(next(self._numbers), responses, seconds)
+
+    def _start(self) -> Outcome:
+        with self._lock:
+            if self._is_closed:
+                return Outcome(mistake="the rewards are closed")
+            try:
+                self._open()
+            except OSError as error:
+                return Outcome(
+                    mistake=f"no process could be started for reward {self._spec!r} ({error.strerror}): expected "
+                    "room for --reward_workers processes of each reward; use fewer."
+                )
+        outcome = self._answer(IMPORT, [], _IMPORT_SECONDS)
+        if outcome.mistake or outcome.failure:
+            self.end()
+        return outcome
+
+    def _open(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            options = [self._spec, str(self._memory), str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, *options, *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
+            )
+            on_failure.pop_all()
+        self._calls = Calls(ours)
+
+    def _answer(self, number: int, responses: list[Response], seconds: float) -> Outcome:
+        """Returns the answer to a call, or to the import, which comes without a call. Without an
+        answer in time, ends the process. Raises _KilledError if it was killed from outside."""
+        calls = self._calls
+        assert calls is not None
         until = time.monotonic() + seconds
         try:
-            calls.ask(number, list(responses), until)
+            if number != IMPORT:
+                calls.ask(number, responses, until)
             return calls.answer(number, partial(Outcome.of_json, count=len(responses)), until)
         except TimeoutError:
             self.end()
@@ -119,66 +162,30 @@ class _Worker:
         except (NoAnswerError, EOFError) as error:
             return Outcome(failure=Failure(Cause.CRASHED, self._why(error)))
 
-    def start(self) -> str:
-        """Starts the process and imports the function; once more if it was killed from outside.
-
-        Returns:
-          What is wrong with the function, or "".
-        """
-        try:
-            return _twice(self._start)
-        except _KilledError as killed:
-            return (
-                f"reward {self._spec!r} {killed}, twice, while it was imported: expected memory for "
-                "--reward_workers processes of each reward; use fewer, or see what kills them."
-            )
-
-    def _start(self) -> str:
-        with self._lock:
-            if self._is_closed:
-                return "the rewards are closed"
-            try:
-                self._running = _Running.start(self._spec, self._memory)
-            except OSError as error:
-                return (
-                    f"no process could be started for reward {self._spec!r} ({error.strerror}): expected room "
-                    "for --reward_workers processes of each reward; use fewer."
-                )
-        mistake = self._wait_for_import(self._running.calls)
-        if mistake:
-            self.end()
-        return mistake
-
-    def _wait_for_import(self, calls: Calls) -> str:
-        until = time.monotonic() + _IMPORT_SECONDS
-        try:
-            return calls.answer(IMPORT, partial(Outcome.of_json, count=0), until).mistake
-        except TimeoutError:
-            return (
-                f"reward {self._spec!r} did not finish importing in {_IMPORT_SECONDS:g} s: expected an "
-                "import without long work; move that work into the function."
-            )
-        except (NoAnswerError, EOFError) as error:
-            return (
-                f"reward {self._spec!r} {self._why(error)} while it was imported: expected a module that "
-                "imports; correct it."
-            )
-
     def close(self) -> None:
         """Kills the process, from any thread; the thread that waits for it sees that it ended."""
         with self._lock:
             self._is_closed = True
-            if self._running is not None:
-                self._running.kill()
+            if self._process is not None:
+                _kill(self._process)
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Waits `patience` seconds for the process to end, then kills it.
+        """Waits `patience` seconds for the process to end, then kills it and its children.
 
         Returns:
           Its exit code if it ended by itself, else None."""
         with self._lock:
-            running, self._running = self._running, None
-        return running.end(patience) if running else None
+            process, calls = self._process, self._calls
+            self._process = self._calls = None
+        if process is None or calls is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        code = process.returncode
+        _kill(process)
+        process.wait()
+        calls.close()
+        return code
 
     def _why(self, error: NoAnswerError | EOFError) -> str:
         """Ends a process that gave no answer. Returns how it has ended, as a clause. Raises
@@ -198,49 +205,22 @@ class _Worker:
         return how
 
 
-def _twice(do: Callable[[], T]) -> T:
+def _twice(do: Callable[[], Outcome]) -> Outcome:
     """Does something once more if a process was killed from outside meanwhile."""
     try:
         return do()
     except _KilledError:
+        pass
+    try:
         return do()
+    except _KilledError as killed:
+        return Outcome(failure=Failure(Cause.CRASHED, f"{killed}, twice"))
 
 
-@dataclass(frozen=True)
-class _Running:
-    process: subprocess.Popen
-    calls: Calls
-
-    @classmethod
-    def start(cls, spec: str, memory: float) -> "_Running":
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as on_failure:
-            on_failure.callback(ours.close)
-            options = spec, str(memory), str(theirs.fileno())
-            process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, *options, *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
-            )
-            on_failure.pop_all()
-        return cls(process, Calls(ours))
-
-    def kill(self) -> None:
-        """Kills the process and its children, which are in its process group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def end(self, patience: float) -> int | None:
-        """Kills the process after `patience` seconds; returns its exit code if it ended before."""
-        try:
-            code = self.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            code = None
-        self.kill()
-        self.process.wait()
-        self.calls.close()
-        return code
+def _kill(process: subprocess.Popen) -> None:
+    """Kills a process and its children, which are in its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_once_is_asked_again(folder, caplog):
     ("kills", "message"),
     [
         ("0", ""),
-        ("1 2", "ended its process with SIGKILL .out of memory.., twice, while it was imported"),
+        ("1 2", "ended its process with SIGKILL .out of memory.., twice while it was imported"),
     ],
 )
 def test_a_process_that_is_killed_while_it_is_imported_is_started_again(tmp_path, kills, message):
