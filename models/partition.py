@@ -1,13 +1,12 @@
 """The interface by which a model handles how its arrays are split, by axis name alone.
 
 The same model code runs in two ways. Under automatic sharding every array is whole and the
-compiler inserts the communication (`Whole` or a subclass that adds constraints). Inside
+compiler inserts the communication (`Partition` or a subclass that adds constraints). Inside
 `shard_map` every array is this device's shard: the model reads sizes from its arrays, and calls
 `sum` where a contraction over a split axis has left a partial sum. `Layout` maps axis names to mesh
 axes; the model does not know them.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,29 +31,36 @@ class Rows(NamedTuple):
 ByExpert = Callable[[Rows, Any, Array | int], Array]
 
 
-class Partition(ABC):
-    """How a model's arrays are split. Equal partitions split alike and share traced programs."""
+@dataclass(frozen=True)
+class Partition:
+    """How a model's arrays are split. Equal partitions split alike and share traced programs.
+
+    In this one the model sees every array whole, on devices of any kind."""
 
     @property
-    @abstractmethod
     def kernels(self) -> Kernels:
         """Which kernels compute attention and experts on the devices."""
+        return ANYWHERE
 
-    @abstractmethod
     def sum(self, x: Array, *axes: str) -> Array:
         """Adds the partial sums left by a contraction over the named axes."""
+        del axes
+        return x
 
-    @abstractmethod
     def gather(self, x: Array, axis: str) -> Array:
         """Concatenates the shards of the last dimension, which carries `axis`."""
+        del axis
+        return x
 
-    @abstractmethod
     def shard_index(self, axis: str) -> Int[Array, ""] | int:
         """Index of the shard of `axis` that this device holds."""
+        del axis
+        return 0
 
-    @abstractmethod
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Pins how an activation is split, one name or None for each dimension."""
+        del axes
+        return x
 
     def look_up(self, table: Array, ids: Array) -> Array:
         """Returns the rows [rows, length, embed] of a table [vocab, embed]."""
@@ -77,7 +83,6 @@ class Partition(ABC):
         del output  # arrays are shards already, or nothing is split
         return function(*(x for x, _ in inputs))
 
-    @abstractmethod
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         """Returns the sum of all experts' weighted outputs for each token.
 
@@ -85,31 +90,4 @@ class Partition(ABC):
           compute: computes the outputs of the experts that a device holds.
           experts: arrays whose first dimension is `expert`.
         """
-
-
-@dataclass(frozen=True)
-class Whole(Partition):
-    """A partition in which the model sees every array whole."""
-
-    @property
-    def kernels(self) -> Kernels:
-        return ANYWHERE
-
-    def sum(self, x: Array, *axes: str) -> Array:
-        del axes
-        return x
-
-    def gather(self, x: Array, axis: str) -> Array:
-        del axis
-        return x
-
-    def shard_index(self, axis: str) -> int:
-        del axis
-        return 0
-
-    def constrain(self, x: Array, *axes: str | None) -> Array:
-        del axes
-        return x
-
-    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         return compute(rows, experts, 0)

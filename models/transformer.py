@@ -26,7 +26,7 @@ from pat_jax.models.layers import (
     swiglu,
 )
 from pat_jax.models.parameters import Keys, normal, ones, param, zeros
-from pat_jax.models.partition import Partition, Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.rematerialization import NONE, rematerialized
 
 OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
@@ -132,7 +132,7 @@ class Transformer(nnx.Module):
           scan_layers: without a cache, run the layers as a loop (`layer_loop.py`).
           depth: run only this many first layers; None: all.
         """
-        partition = partition or Whole()
+        partition = partition or Partition()
         x = self._embed(tokens, partition).astype(dtype)
         how = {"is_real": tokens >= 0, "partition": partition, "remat": remat}
         run = self._runner(positions, **how)
@@ -197,7 +197,7 @@ class Transformer(nnx.Module):
         self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
     ) -> Float[Array, "*batch vocab"]:
         """Returns float32 logits over the padded vocabulary, whole on every device."""
-        return logits(self.head, hidden, partition or Whole())
+        return logits(self.head, hidden, partition or Partition())
 
 
 def logits(

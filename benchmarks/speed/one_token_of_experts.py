@@ -24,7 +24,7 @@ from pat_jax.common.devices import configure
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import Experts
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 
 EXPERTS = ExpertsConfig(num_experts=128, num_experts_per_tok=8, expert_dim=768)
 CONFIG = ModelConfig("qwen3_moe", 128, 512, 768, 1, 8, 8, 64, experts=EXPERTS)
@@ -42,7 +42,7 @@ def layer() -> Callable[[], jax.Array]:
 
     @jax.jit
     def run(params: nnx.State, recorded: jax.Array) -> jax.Array:
-        return nnx.merge(graph, params)(x, is_real, recorded, Whole())[0]
+        return nnx.merge(graph, params)(x, is_real, recorded, Partition())[0]
 
     return lambda: run(params, next(chosen))
 

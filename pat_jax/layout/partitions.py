@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from pat_jax.layout.exchange import Exchange, exchanged
 from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
-from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
+from pat_jax.models.partition import ByExpert, Names, Partition, Rows
 
 # Tokens that experts compute at a time. Each token has one more row in memory per expert. With
 # fewer tokens, a device spends more time reading its experts than multiplying with them.
@@ -41,10 +41,6 @@ class ManualPartition(Partition):
     def shard_index(self, axis: str) -> Int[Array, ""] | int:
         mesh_axes = self.layout.mesh_axes(axis)
         return jax.lax.axis_index(mesh_axes) if mesh_axes else 0
-
-    def constrain(self, x: Array, *axes: str | None) -> Array:
-        del axes
-        return x
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         """Gathers the rows of all replicas that hold other experts or parts of them, computes, and
@@ -82,7 +78,7 @@ def in_chunks(function: Callable[[Rows], Array], rows: Rows, most: int = EXPERT_
 
 
 @dataclass(frozen=True)
-class AutoPartition(Whole):
+class AutoPartition(Partition):
     """The trainer's partition: arrays are global, and the compiler inserts the communication, which
     sharding constraints guide."""
 

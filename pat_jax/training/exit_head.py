@@ -18,7 +18,7 @@ from jaxtyping import Array
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
@@ -55,7 +55,7 @@ class ExitHeadTrainer:
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
         embed = trainer.policy.config.embed_dim
         predictor = Predictor(
-            ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Whole())),
+            ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Partition())),
             trainer.policy.config.vocab_size,
             temperature,
             logit_tokens,

@@ -19,7 +19,7 @@ from pat_jax.layout.layout import Layout, of_one_group
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits, values
 from pat_jax.programs.programs import Key, ProgramTable
@@ -60,7 +60,7 @@ def model_functions(
     is_scalar = policy.config.head == "scalar"
     # What is recorded are the policy's experts, and no critic's.
     beside = (ROUTE_FLIPS,) if policy.config.experts and not is_scalar else ()
-    of_head = values if is_scalar else partial(logits, partition=Whole())
+    of_head = values if is_scalar else partial(logits, partition=Partition())
     by_rows = AutoPartition(layout).by_rows
     of_group = None
     if layout.group_axes:

@@ -19,7 +19,7 @@ from pat_jax.layout.mesh import ExpertSplit, factored_mesh
 from pat_jax.layout.partitions import AutoPartition, ManualPartition
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_EXPERT, _compute
-from pat_jax.models.partition import Partition, Rows, Whole
+from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from tests.lossless import EXPERTS
@@ -82,7 +82,7 @@ def results(partition: Partition, chosen: np.ndarray) -> list[np.ndarray]:
 
 
 def assert_as_on_one_device(partition: Partition, case: str) -> None:
-    got, wanted = (results(each, CHOICES[case]) for each in (partition, Whole()))
+    got, wanted = (results(each, CHOICES[case]) for each in (partition, Partition()))
     assert len(got) == 6
     for one, other in zip(got, wanted, strict=True):
         largest = np.abs(other).max()
@@ -210,7 +210,7 @@ def test_other_numbers_are_refused(model: ModelConfig, asked: ExpertSplit, words
 def test_a_rollout_adds_up_parts_of_experts(asked: ExpertSplit):
     """In every layout; the second has two copies of each part."""
     chosen = CHOICES["some absent"]
-    wanted, given = results(Whole(), chosen)[0], (rows_of(chosen), experts())
+    wanted, given = results(Partition(), chosen)[0], (rows_of(chosen), experts())
     chain, _ = layout_chain(factored_mesh(jax.devices()), CONFIG, experts=asked)
     for layout in chain.values():
         of_units, of_down = ("expert", "expert_dim", None), ("expert", None, "expert_dim")

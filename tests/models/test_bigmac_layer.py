@@ -22,7 +22,7 @@ from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.experts import Experts
 from pat_jax.models.lora import Lora
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from tests.lossless import EXPERTS, lively_params
@@ -49,7 +49,7 @@ def layer(weights: Any, x: Any) -> Any:
     experts = Experts(CONFIG, keys=Keys(jax.random.key(0)))
     for name, value in weights.items():
         getattr(experts, name).set_value(value)
-    return experts(x, jnp.ones((ROWS, LENGTH), bool), None, Whole())[0]
+    return experts(x, jnp.ones((ROWS, LENGTH), bool), None, Partition())[0]
 
 
 def dense(weights: Any, x: Any) -> Any:
@@ -104,7 +104,7 @@ def gradients(name: str | None) -> Params:
     tokens: Any = np.random.default_rng(1).integers(0, 61, (8, 12))
     toward = np.random.default_rng(2).normal(size=(8, 12, 64)).astype(np.float32)
     positions: Any = np.broadcast_to(np.arange(12), tokens.shape)
-    partition = AutoPartition(CHAIN[name]) if name else Whole()
+    partition = AutoPartition(CHAIN[name]) if name else Partition()
 
     def loss(params: Params) -> jax.Array:
         model = POLICY.bind(params)

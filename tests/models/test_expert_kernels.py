@@ -21,7 +21,7 @@ from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import QuantizedWeight, abstract_weight, quantize
 from pat_jax.profiling.cross_compile.compile import environment
@@ -162,14 +162,16 @@ def test_weights_that_no_kernel_takes_are_multiplied_by_plain_operations():
     np.testing.assert_array_equal(got, mlp_by_expert(experts, x, chosen, shares, 1, ANYWHERE))
 
 
-class ByKernels(Whole):
+class ByKernels(Partition):
     @property
     def kernels(self) -> Kernels:
         return ON["cpu"]
 
 
-@pytest.mark.parametrize(("partition", "count"), [(ByKernels(), 3), (Whole(), 0)])
-def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(partition: Whole, count: int):
+@pytest.mark.parametrize(("partition", "count"), [(ByKernels(), 3), (Partition(), 0)])
+def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(
+    partition: Partition, count: int
+):
     layer = Experts(preset("tiny-moe"), keys=Keys(jax.random.key(0)))
     x = jnp.ones((2, 3, preset("tiny-moe").embed_dim))
     text = str(jax.make_jaxpr(lambda x: layer(x, jnp.ones((2, 3), bool), None, partition)[0])(x))

@@ -18,7 +18,7 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
 from pat_jax.models.kernels.grouped import in_tiles, tile_size
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Rows, Whole
+from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.rematerialization import POLICIES, rematerialized
 from tests.lossless import EXPERTS, lively_params
@@ -58,7 +58,7 @@ def layer(experts: ExpertsConfig, weights: Any) -> Experts:
 def computed(
     experts: ExpertsConfig, weights: Any, x: Any, is_real: Any, recorded: Any
 ) -> tuple[jax.Array, Routed]:
-    return layer(experts, weights)(x, is_real, recorded, Whole())
+    return layer(experts, weights)(x, is_real, recorded, Partition())
 
 
 def likeliest(logits: np.ndarray, k: int) -> np.ndarray:
@@ -287,7 +287,7 @@ def test_a_backward_pass_does_not_choose_again(remat: str):
     weights, x, is_real = weights_of(EIGHT), tokens_of(), jnp.asarray(EVERY_TOKEN)
 
     def run(weights: Any, x: Any) -> jax.Array:
-        return layer(EIGHT, weights)(x, is_real, None, Whole())[0]
+        return layer(EIGHT, weights)(x, is_real, None, Partition())[0]
 
     def loss(weights: Any, x: Any) -> jax.Array:
         return jnp.sum(rematerialized(run, remat)(weights, x) ** 2)

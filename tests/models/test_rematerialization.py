@@ -15,7 +15,7 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.layers import Rotation
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Partition
 from pat_jax.models.presets import preset
 from pat_jax.models.rematerialization import NONE, POLICIES
 from pat_jax.models.transformer import Layer, _run_layer
@@ -34,7 +34,7 @@ Shapes = Counter[tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
-class On(Whole):
+class On(Partition):
     """On one device of a platform, traced and never lowered."""
 
     name: str = "cpu"
