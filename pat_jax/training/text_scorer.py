@@ -9,7 +9,7 @@ from pat_jax.common.owners import is_absent, known_to_all
 from pat_jax.common.timeline import stage
 from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.batches.packing import Shape, fills
-from pat_jax.rl.batches.scored import to_scored_batch
+from pat_jax.rl.data.packed_texts import to_scored_batch
 from pat_jax.training.reader import Reader
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
-from pat_jax.rl.batches.packing import Shape, pack_rows
-from pat_jax.rl.batches.train_batch import TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Example
+from pat_jax.rl.data.packed_texts import pack_texts
 
 
 @dataclass(frozen=True)
@@ -35,29 +36,11 @@ class CrossEntropy(Loss):
 
 
 def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:
-    """Packs examples into one mini-batch; each token in the loss weighs 1 / (tokens in the loss).
-
-    Args:
-      examples: the examples; at least one of their tokens must be in the loss.
-      micro_shapes: from `packing.shapes`.
-
-    Raises:
-      ValueError: an example is longer than every row.
-    """
-    packing = pack_rows([len(example) for example in examples], micro_shapes)
-    micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
+    """Packs examples into one mini-batch (`pack_texts`); each token in the loss, of which there must
+    be some, weighs 1 / (tokens in the loss)."""
     weight = 1 / num_learned(examples)
-    for example, spot in zip(examples, packing.spots, strict=True):
-        micro, row = micro_batches[spot.micro], spot.row
-        whole = slice(spot.start, spot.start + len(example))
-        targets = slice(whole.start, whole.stop - 1)
-        in_loss = example.in_loss[1:]  # whether each position's target is
-        micro.tokens[row, whole] = example.tokens
-        micro.positions[row, whole] = example.positions
-        micro.responses[row, targets] = np.where(in_loss, spot.number, 0)
-        micro.weights[row, targets] = np.where(in_loss, weight, 0)
-    slots = sum(micro.tokens.size for micro in micro_batches)
-    return TrainBatch([micro_batches], sum(map(len, examples)) / slots)
+    alone = [[example] for example in examples]
+    return pack_texts(alone, micro_shapes, at="target", weigh=lambda _: weight)
 
 
 def num_learned(examples: Sequence[Example]) -> int:

@@ -1,0 +1,59 @@
+"""Packs whole texts, alone or in pairs, with the tokens of each that a loss reads."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.batches.train_batch import Place, TrainBatch, empty_micro_batch
+from pat_jax.rl.data.examples import Example
+
+
+def pack_texts(
+    groups: Sequence[Sequence[Example]],
+    micro_shapes: Sequence[Shape],
+    *,
+    at: Literal["token", "target"],
+    weigh: Callable[[Example], float],
+) -> TrainBatch:
+    """Returns one mini-batch. The texts of a group lie behind each other in one row; all groups have
+    as many. Raises ValueError if a group is longer than every row.
+
+    Args:
+      micro_shapes: from `packing.shapes`.
+      at: where a token in the loss is read. "token": at its own position, whose hidden state has
+        seen it, as of a reward model. "target": at the position before, which predicts it.
+      weigh: returns the weight of each token in the loss of a text.
+
+    Returns:
+      The batch, without columns. Its places are those of the texts in turn, each from the first to
+      the last token in the loss.
+    """
+    sizes = [sum(map(len, group)) for group in groups]
+    packing = pack_rows(sizes, micro_shapes)
+    micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
+    places, before = [], int(at == "target")
+    for group, spot in zip(groups, packing.spots, strict=True):
+        micro, row, start = micro_batches[spot.micro], spot.row, spot.start
+        for i, text in enumerate(group):
+            whole = slice(start, start + len(text))
+            micro.tokens[row, whole], micro.positions[row, whole] = text.tokens, text.positions
+            read = start - before + np.flatnonzero(text.in_loss)
+            micro.responses[row, read] = len(group) * (spot.number - 1) + i + 1
+            micro.weights[row, read] = weigh(text)
+            first, last = (read[0], read[-1]) if len(read) else (start, start - 1)
+            places.append(Place(0, spot.micro, row, slice(int(first), int(last) + 1), 0))
+            start += len(text)
+    slots = sum(micro.tokens.size for micro in micro_batches)
+    return TrainBatch([micro_batches], sum(sizes) / max(1, slots), places)
+
+
+def to_scored_batch(
+    texts: Iterable[Int[np.ndarray, " _"]], micro_shapes: Sequence[Shape]
+) -> TrainBatch:
+    """Returns one mini-batch of texts, at least one token each, that a scalar head scores at their
+    last token; `TrainBatch.by_response` has what it predicts there."""
+    whole = [[Example(tokens, np.arange(len(tokens)) == len(tokens) - 1)] for tokens in texts]
+    return pack_texts(whole, micro_shapes, at="token", weigh=lambda _: 0.0)
