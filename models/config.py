@@ -35,13 +35,6 @@ class ExpertsConfig:
     # 2502.16927); 0: it is `embed_dim`.
     latent_dim: int = 0
 
-    def __post_init__(self):
-        if not 1 <= self.num_experts_per_tok <= self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok={self.num_experts_per_tok} must be one of 1 to "
-                f"num_experts={self.num_experts}."
-            )
-
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -71,14 +64,6 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
     query_multiple: int = 1  # query heads per KV head are padded to it, with heads that add nothing
-
-    def __post_init__(self):
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}."
-            )
-        if self.head_bias and self.head != "scalar":
-            raise ValueError(f"head={self.head!r} has no bias; a scalar head may have one.")
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer number `layer` has experts."""

@@ -189,14 +189,9 @@ def _scaling(fields: Fields, rope: Fields) -> RopeScaling:
 
 
 def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
-    """Returns config.json for weights stored in `dtype`; transformers 4.5x and 5.x can read it.
-
-    Raises:
-      ValueError: the architecture's config.json cannot express the configuration.
-    """
+    """Returns config.json for weights stored in `dtype`; transformers 4.5x and 5.x can read it."""
     written = class_of(config)
     family = written.family
-    _check_expressible(config, family)
     fields: dict[str, object] = {
         "architectures": [written.name],
         "model_type": family.model_type,
@@ -226,19 +221,6 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
     if family is MIXTRAL:
         return fields | {"sliding_window": None}
     return fields | {"use_sliding_window": False, "sliding_window": None}
-
-
-def _check_expressible(config: ModelConfig, family: Family) -> None:
-    if (config.attention_bias, config.qk_norm) != (family.attention_bias, family.qk_norm):
-        raise ValueError(
-            f"{config.architecture} has attention_bias={family.attention_bias} and qk_norm={family.qk_norm}; "
-            f"this configuration has {config.attention_bias} and {config.qk_norm}, which no checkpoint can say."
-        )
-    if (config.experts is not None) != family.has_experts:
-        raise ValueError(
-            f"{config.architecture} has {'' if family.has_experts else 'no '}experts; this configuration has "
-            f"experts={config.experts}, which no checkpoint can say."
-        )
 
 
 def _scaling_fields(scaling: RopeScaling | None) -> dict[str, object] | None:

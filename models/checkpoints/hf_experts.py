@@ -1,6 +1,6 @@
 """Reads and writes the fields of config.json that describe a mixture of experts."""
 
-from pat_jax.models.checkpoints.hf_families import BIGMAC, MIXTRAL, QWEN3_MOE, Family
+from pat_jax.models.checkpoints.hf_families import BIGMAC, MIXTRAL, Family
 from pat_jax.models.checkpoints.json_fields import CHECK, Fields
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 
@@ -65,35 +65,20 @@ def _dense_layers(fields: Fields) -> tuple[int, ...]:
 
 
 def experts_fields(config: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
-    """Returns the fields of a model's experts.
-
-    Raises:
-      ValueError: the architecture's config.json cannot express them.
-    """
+    """Returns the fields of a model's experts."""
     fields: dict[str, object] = {
         "num_experts_per_tok": experts.num_experts_per_tok,
         "output_router_logits": False,
         "router_aux_loss_coef": _AUX_LOSS_COEF,
     }
-    is_bigmac = config.architecture == BIGMAC.model_type
-    if is_bigmac or config.architecture == QWEN3_MOE.model_type:
-        if is_bigmac != (experts.latent_dim > 0):
-            raise ValueError(
-                f"{config.architecture} has {'a' if is_bigmac else 'no'} latent_dim; this configuration has "
-                f"{experts}, which no checkpoint can say."
-            )
-        if is_bigmac:
-            fields[LATENT] = experts.latent_dim
-        return fields | {
-            "num_experts": experts.num_experts,
-            "moe_intermediate_size": experts.expert_dim,
-            "norm_topk_prob": experts.norm_topk_prob,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": list(experts.dense_layers),
-        }
-    if experts != ExpertsConfig(experts.num_experts, experts.num_experts_per_tok, config.mlp_dim):
-        raise ValueError(
-            f"mixtral has experts of mlp_dim={config.mlp_dim} hidden units in every layer, and weights that sum "
-            f"to one; this configuration has {experts}, which no checkpoint can say."
-        )
-    return fields | {"num_local_experts": experts.num_experts, "router_jitter_noise": 0.0}
+    if config.architecture == MIXTRAL.model_type:
+        return fields | {"num_local_experts": experts.num_experts, "router_jitter_noise": 0.0}
+    if config.architecture == BIGMAC.model_type:
+        fields[LATENT] = experts.latent_dim
+    return fields | {
+        "num_experts": experts.num_experts,
+        "moe_intermediate_size": experts.expert_dim,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(experts.dense_layers),
+    }

@@ -48,8 +48,6 @@ def estimate_kl(
         case "k3":
             # expm1 keeps the digits that exp(x) - 1 loses near 0, where the policies nearly agree.
             return _module(ratio).expm1(ratio) - ratio
-        case _:
-            raise ValueError(f"estimator is {estimator!r}; expected 'k1', 'k2' or 'k3'.")
 
 
 def kl_weight(ratio: Array, estimator: Estimator) -> Array:

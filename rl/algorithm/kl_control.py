@@ -4,9 +4,7 @@ Knows numbers. Does not know how a KL is estimated (`kl.py`).
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 _LARGEST_ERROR = 0.2  # share of the target; one iteration changes β by at most n / horizon of it
 
@@ -41,11 +39,3 @@ class KLControl:
             return self
         error = min(max(kl / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         return replace(self, beta=self.beta * (1 + error * n / self.horizon))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` reads, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "KLControl":
-        return cls(**values)

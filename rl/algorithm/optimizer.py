@@ -33,12 +33,7 @@ def make_schedule(
 
     The first update of a warm-up and the last of a cosine are small but not 0. The rate is computed
     on the host or on devices, wherever the number is.
-
-    Raises:
-      ValueError: there is no such schedule.
     """
-    if schedule not in ("constant", "cosine"):
-        raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
     def rate(count: ArrayLike) -> Array | np.floating:
         # NumPy on the host, where nothing is compiled.

@@ -4,9 +4,7 @@ Runs on the host. Whitening of token rewards is `whitening.whitened` with `shift
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -45,14 +43,6 @@ class RewardMoments:
     def normalized(self, rewards: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """Returns (r - mean) / (deviation + 1e-6), float64."""
         return (np.asarray(rewards, np.float64) - self.mean) / (self.deviation + _EPSILON)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` reads, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "RewardMoments":
-        return cls(**values)
 
 
 def shaped_rewards(

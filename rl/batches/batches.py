@@ -103,8 +103,6 @@ def to_train_batch(
 def _examples(
     group: RolloutGroup, advantages: np.ndarray | Sequence[np.ndarray], truncated: str
 ) -> list[Example]:
-    if truncated not in ("mask", "score"):
-        raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
     return [
         Example(
             prompt=rollout.prompt.tokens,

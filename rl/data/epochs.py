@@ -47,10 +47,8 @@ class Epochs:
         This is a pure function.
 
         Args:
-          size: rows of the batch, at most `len(self)`; earlier batches may have had other sizes.
+          size: rows of the batch, from 1 to `len(self)`; earlier batches may have had other sizes.
         """
-        if not 0 < size <= len(self):
-            raise ValueError(f"a batch of {size}: expected from 1 to {len(self)} rows.")
         chosen, seen, may_repeat = list[int](), set[int](), size > self.num_different
         order = self.order(at.epoch)
         for offset in range(at.offset, len(self)):

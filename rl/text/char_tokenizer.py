@@ -16,8 +16,6 @@ class CharTokenizer:
     _NUM_SPECIAL = 2
 
     def __init__(self, alphabet: str):
-        if len(set(alphabet)) != len(alphabet):
-            raise ValueError(f"alphabet repeats a character: {alphabet!r}")
         self.alphabet = alphabet
         self._ids = {char: index + self._NUM_SPECIAL for index, char in enumerate(alphabet)}
 

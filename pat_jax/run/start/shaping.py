@@ -5,7 +5,7 @@ algorithm. Does not know how a KL is estimated or how rewards become advantages.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from typing import Any
 
@@ -41,16 +41,15 @@ class Shaping:
         if (saved := meta.get(_META)) is None:  # a new run, or a checkpoint of an earlier version
             return cls(kl, beta)
         if kl.target is not None and saved.get("beta", beta) == beta:
-            kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
-        moments = RewardMoments.from_json(saved["moments"])
+            kl = replace(kl, beta=KLControl(**saved["kl"]).beta)
+        moments = RewardMoments(**saved["moments"])
         if not (0 <= moments.squares < _LARGEST and abs(moments.mean) + kl.beta < _LARGEST):
             raise ValueError("the state of rewards is no state of any")
         return cls(kl, beta, moments)
 
     def to_meta(self) -> dict[str, Any]:
         """Returns what `of` reads."""
-        content = {"kl": self.kl.to_json(), "moments": self.moments.to_json(), "beta": self.beta}
-        return {_META: content}
+        return {_META: asdict(self)}
 
     def shaped(
         self,
