@@ -12,16 +12,16 @@ from pat_jax.rl.data.examples import Example
 
 
 def pack_texts(
-    groups: Sequence[Sequence[Example]],
+    sets: Sequence[Sequence[Example]],
     micro_shapes: Sequence[Shape],
     *,
     at: Literal["token", "target"],
     weigh: Callable[[Example], float],
 ) -> TrainBatch:
-    """Returns one mini-batch. The texts of a group lie behind each other in one row; all groups have
-    as many. Raises ValueError if a group is longer than every row.
+    """Returns one mini-batch. Raises ValueError if a set of texts is longer than every row.
 
     Args:
+      sets: texts that lie behind each other in one row, as many in each set.
       micro_shapes: from `packing.shapes`.
       at: where a token in the loss is read. "token": at its own position, whose hidden state has
         seen it, as of a reward model. "target": at the position before, which predicts it.
@@ -31,17 +31,17 @@ def pack_texts(
       The batch, without columns. Its places are those of the texts in turn, each from the first to
       the last token in the loss.
     """
-    sizes = [sum(map(len, group)) for group in groups]
+    sizes = [sum(map(len, each)) for each in sets]
     packing = pack_rows(sizes, micro_shapes)
     micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
     places, before = [], int(at == "target")
-    for group, spot in zip(groups, packing.spots, strict=True):
+    for each, spot in zip(sets, packing.spots, strict=True):
         micro, row, start = micro_batches[spot.micro], spot.row, spot.start
-        for i, text in enumerate(group):
+        for i, text in enumerate(each):
             whole = slice(start, start + len(text))
             micro.tokens[row, whole], micro.positions[row, whole] = text.tokens, text.positions
             read = start - before + np.flatnonzero(text.in_loss)
-            micro.responses[row, read] = len(group) * (spot.number - 1) + i + 1
+            micro.responses[row, read] = len(each) * (spot.number - 1) + i + 1
             micro.weights[row, read] = weigh(text)
             first, last = (read[0], read[-1]) if len(read) else (start, start - 1)
             places.append(Place(0, spot.micro, row, slice(int(first), int(last) + 1), 0))
