@@ -18,7 +18,6 @@ from pat_jax.models.checkpoints.peft_config import (
     ADAPTER_CONFIG,
     GATE_UP,
     MODULES_TO_SAVE,
-    NOT_ADAPTED,
     TARGET_PARAMETERS,
     PeftConfig,
     read_peft_config,
@@ -50,6 +49,8 @@ from pat_jax.models.lora import Adapter, Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
+# Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
+_NOT_ADAPTED = ("model.embed_tokens", "lm_head")
 # With the adapter's name, as in PEFT's memory.
 _NAMED = re.compile(r"(?:\.modules_to_save)?\.default(?=\.(?:weight|bias)$)")
 
@@ -122,7 +123,6 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     wrappers -= {name.removeprefix(PREFIX) for name in HEAD}
     modules = {named.get(name, name) for name in wrappers}
     _check_modules(config, modules, linear, policy)
-    _check_targets(config, modules, set(named.values()), policy)
     lora = Lora(
         policy,
         config.rank,
@@ -207,7 +207,7 @@ def _check_modules(
     for module in sorted(modules - set(linear)):
         if policy.config.experts is not None:
             _check_beside_attention(config, module)
-        if module in NOT_ADAPTED:
+        if module in _NOT_ADAPTED:
             raise _not_implemented(directory / ADAPTER_FILE, f"{PREFIX}{module}{A}")
         raise _of_another_model(
             directory, f"it has an adapter of {module!r}, the model no such layer"
@@ -230,31 +230,6 @@ def _check_beside_attention(config: PeftConfig, module: str) -> None:
             f"{has} those of attention, experts and routers: of MLPs beside them adapters are not "
             "implemented; choose one without."
         )
-
-
-def _check_targets(config: PeftConfig, modules: Set[str], named: Set[str], policy: Policy) -> None:
-    """Raises UserError unless the targets are the modules in the file.
-
-    PEFT gives each target an adapter, from the file or a new one, and ignores all others.
-
-    Args:
-      named: modules whose parameters are targets.
-    """
-    linear = [x for x in linear_modules(policy) if not is_of_experts(policy, x)]
-    targets = config.targets(linear)
-    targets = (modules if targets is None else targets) | named
-    if targets == modules:
-        return
-    if missing := sorted(targets - modules):
-        field = TARGET_PARAMETERS if missing[0] in named else "target_modules"
-        expected = f"layers that {ADAPTER_FILE} has tensors of, and it has none of {missing[0]!r}"
-    else:
-        more = min(modules - targets)
-        field, which = "target_modules", "it, 'exclude_modules' and 'layers_to_transform' choose"
-        if is_of_experts(policy, more):
-            field, which = TARGET_PARAMETERS, "it chooses"
-        expected = f"{more!r} among the layers that {which}, as {ADAPTER_FILE} has tensors of it"
-    raise config.error(field, expected, "save the adapter again")
 
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:

@@ -3,8 +3,7 @@
 Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,16 +18,11 @@ TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
 # The pattern by which PEFT 0.21 doubles rank and alpha of gate and up, where an adapter of each was
 # asked for (`target_modules` all-linear, or names of transformers 4).
 GATE_UP = r".*\.gate_up_proj"
-# Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
-NOT_ADAPTED = ("model.embed_tokens", "lm_head")
 
 # Fields that say how an adapter is applied, with PEFT's defaults.
 _DEFAULTS: Mapping[str, object] = {
-    **{"r": 8, "lora_alpha": 8, "bias": "none", "init_lora_weights": True},
-    **{"target_modules": None, "exclude_modules": None, TARGET_PARAMETERS: None},
-    **{"layers_to_transform": None, "layers_pattern": None},
+    **{"r": 8, "lora_alpha": 8, "bias": "none", "init_lora_weights": True, TARGET_PARAMETERS: None}
 }
-_DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
 # Initializations of a and b that leave the base unchanged. All others move a part of the base into
 # the adapter; its base is then the remainder, which no file holds.
 _INITS = ("gaussian", "eva", "orthogonal", "mica")
@@ -39,8 +33,10 @@ _NOT_IMPLEMENTED = (
     *("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config"),
     *("kasa_config", "velora_config", "monteclora_config"),
 )
-# Fields without effect on a trained adapter, or with none unless one of the others is set.
+# Fields without effect on a trained adapter, or with none unless one of the others is set. The
+# tensors tell which linear layers those of the first line have chosen.
 _WITHOUT_EFFECT = (
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "lora_dropout", "runtime_config", "megatron_core"),
     *("ensure_weight_tying", "qalora_group_size", "loftq_config", "eva_config", "corda_config"),
@@ -73,36 +69,10 @@ class PeftConfig:
         are_numbers = _is_number(rank) and _is_number(alpha)
         return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
-    def targets(self, linear: Iterable[str]) -> set[str] | None:
-        """Returns which modules are adapted, among `linear` and `NOT_ADAPTED`.
-
-        None if the file gives a regular expression, which could run for ever: then only the tensors
-        tell."""
-        targets, excluded = self.fields["target_modules"], self.fields["exclude_modules"] or []
-        if isinstance(excluded, str) or (isinstance(targets, str) and targets != "all-linear"):
-            return None
-        if targets == "all-linear":
-            chosen = set(linear)
-        else:
-            # A module that is named in full is a target whatever its layer.
-            chosen = {
-                x
-                for x in (*linear, *NOT_ADAPTED)
-                if x in targets or (_ends(x, targets) and self._in_layers(x))
-            }
-        return {x for x in chosen if not _ends(x, excluded)}
-
     def has_parameter(self, name: str) -> bool:
-        """Whether the adapter has a parameter of this name among its targets."""
-        return _ends(name, self.fields[TARGET_PARAMETERS] or [])
-
-    def _in_layers(self, module: str) -> bool:
-        layers = self.fields["layers_to_transform"]
-        if layers in (None, []):
-            return True
-        number = re.search(r"\.layers\.(\d+)\.", module)
-        chosen = layers if isinstance(layers, list) else [layers]
-        return number is not None and int(number[1]) in chosen
+        """Whether the adapter has a parameter of this name among its targets, matched as in PEFT."""
+        targets = self.fields[TARGET_PARAMETERS] or []
+        return any(f".{name}".endswith(f".{target}") for target in targets)
 
     def error(self, name: str, expected: str, advice: str = _SAVE_AGAIN) -> UserError:
         value = shown(self.fields[name]) if name in self.fields else "missing"
@@ -125,8 +95,6 @@ def read_peft_config(directory: str | Path, saved: Collection[str] = ()) -> Peft
             "the path."
         )
     fields = {**_DEFAULTS, **read_json_object(path)}
-    if fields["target_modules"] is None:
-        fields["target_modules"] = _DEFAULT_TARGETS
     config = PeftConfig(path, fields)
     _check_kind(config, saved)
     _check_values(config)
@@ -169,27 +137,10 @@ def _check_values(config: PeftConfig) -> None:
         raise config.error("r", "an integer above 0")
     if not _is_number(alpha) or not 0 < alpha <= MOST_ALPHA:
         raise config.error("lora_alpha", f"a number above 0 and up to {MOST_ALPHA:,}")
-    for name in ("target_modules", "exclude_modules"):
-        value = config.fields[name]
-        if not (value is None or isinstance(value, str) or _all_are(str, value)):
-            raise config.error(name, "a list of names or a regular expression")
-    parameters = config.fields[TARGET_PARAMETERS]
-    if not (parameters is None or _all_are(str, parameters)):
+    names = config.fields[TARGET_PARAMETERS]
+    is_list = isinstance(names, list) and all(type(name) is str for name in names)
+    if not (names is None or is_list):
         raise config.error(TARGET_PARAMETERS, "a list of parameters' names")
-    layers, pattern = config.fields["layers_to_transform"], config.fields["layers_pattern"]
-    if not (layers is None or type(layers) is int or _all_are(int, layers)):
-        raise config.error("layers_to_transform", "a list of layers' numbers")
-    if layers not in (None, []) and pattern not in (None, "", [], "layers", ["layers"]):
-        raise config.error("layers_pattern", "'layers', as the models here have them")
-
-
-def _ends(module: str, names: Iterable[str]) -> bool:
-    """Whether one of the names is a suffix of the module's, as PEFT matches them."""
-    return any(f".{module}".endswith(f".{name}") for name in names)
-
-
-def _all_are(kind: type, value: object) -> bool:
-    return isinstance(value, list) and all(type(x) is kind for x in value)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
