@@ -54,15 +54,13 @@ class Lora:
 
     @classmethod
     def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
-        """Finds the modules that the targets name.
+        """Finds the modules that the targets name. Raises UserError if a target matches no linear
+        layer.
 
         Args:
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
             `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
-
-        Raises:
-          UserError: a target matches no linear layer.
         """
         return cls(policy, rank, alpha, targeted(policy, targets))
 

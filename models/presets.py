@@ -10,11 +10,8 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 
 
 def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
-    """Returns the built-in shape `name`, with `vocab_size` in place of its own if given.
-
-    Raises:
-      UserError: there is no shape of this name.
-    """
+    """Returns the built-in shape `name`, with `vocab_size` in place of its own if given. Raises
+    UserError if there is no shape of this name."""
     if name not in PRESETS:
         nearest = get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
         raise UserError(

@@ -51,16 +51,14 @@ _OF_EVERY_MODEL: Mapping[str, object] = {
 
 
 def read_config(directory: str | Path, head: Head | None = None) -> ModelConfig:
-    """Returns the model that `directory/config.json` describes.
+    """Returns the model that `directory/config.json` describes. Raises UserError if the file is
+    missing or damaged, or describes an unsupported model, or one with a scalar head where `head` is
+    `vocab`.
 
     Args:
       head: the head that the model is to have: `vocab` to generate, `scalar` for a reward model or
         critic. A checkpoint with a vocabulary head may become a model with a scalar head, which
         begins with its layers and a head of zeros without bias. None: the checkpoint's own head.
-
-    Raises:
-      UserError: the file is missing or damaged, or describes an unsupported model, or one with a
-        scalar head where `head` is `vocab`.
     """
     fields = _read_fields(Path(directory) / CONFIG_FILE)
     stored = read_class(fields, head)

@@ -71,14 +71,11 @@ def class_of(config: ModelConfig) -> HFClass:
 
 
 def read_class(fields: Fields, head: Head | None) -> HFClass:
-    """Returns the class of the model that config.json describes.
+    """Returns the class of the model that config.json describes. Raises UserError if the class is
+    unknown, has more labels than one, or has a scalar head where one over the vocabulary is needed.
 
     Args:
       head: the head that the model is to have. None: either.
-
-    Raises:
-      UserError: the class is unknown, has more labels than one, or has a scalar head where one over
-        the vocabulary is needed.
     """
     found = _named_class(fields, head)
     if found.of_head.head == "scalar":

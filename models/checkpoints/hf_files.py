@@ -67,11 +67,8 @@ def told(tensors: Tensors, name: str = "") -> str:
 
 
 def find_tensors(directory: Path) -> CheckpointFiles:
-    """Returns the tensors of `model.safetensors`, else those of the index.
-
-    Raises:
-      UserError: there is neither, or a file is missing or damaged.
-    """
+    """Returns the tensors of `model.safetensors`, else those of the index. Raises UserError if
+    there is neither, or a file is missing or damaged."""
     if (directory / WEIGHTS_FILE).is_file():
         return CheckpointFiles(directory, _by_name(read_header(directory / WEIGHTS_FILE)), {})
     index_path = directory / INDEX_FILE

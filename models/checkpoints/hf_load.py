@@ -39,14 +39,12 @@ _COMPLETE = "check that the checkpoint is complete"
 
 def check_checkpoint(directory: str | Path, head: Head | None = None) -> ModelConfig:
     """Returns the checkpoint's configuration after checking every file and tensor against it.
+    Raises UserError if the configuration, a file or a tensor is missing or wrong.
 
     Reads config.json and file headers only, and compiles nothing.
 
     Args:
       head: the head that the model is to have, see `read_config`.
-
-    Raises:
-      UserError: the configuration, a file or a tensor is missing or wrong.
     """
     config = read_config(directory, head)
     _locate(Path(directory), Policy.from_config(config))

@@ -63,11 +63,8 @@ class Fields:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Returns the object of a JSON file.
-
-    Raises:
-      UserError: the file is not one JSON object; the message names the line.
-    """
+    """Returns the object of a JSON file. Raises UserError if the file is not one JSON object; the
+    message names the line."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
     try:

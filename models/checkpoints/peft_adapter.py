@@ -110,11 +110,8 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
 
 
 def read_adapter(directory: str | Path, policy: Policy) -> Lora:
-    """Returns which adapters a directory has, after checking every tensor against `policy`.
-
-    Raises:
-      UserError: the directory holds no adapter, or one of an unknown kind or of another model.
-    """
+    """Returns which adapters a directory has, after checking every tensor against `policy`. Raises
+    UserError if the directory holds no adapter, or one of an unknown kind or of another model."""
     is_scalar, linear = policy.config.head == "scalar", linear_modules(policy)
     config = read_peft_config(directory, HEAD_MODULES if is_scalar else ())
     stored = _stored_tensors(Path(directory), policy)
@@ -135,11 +132,8 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 
 
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
-    """Returns the adapters, and the scalar head, that `read_adapter` has found, float32.
-
-    Raises:
-      UserError: a tensor has values that are not finite.
-    """
+    """Returns the adapters, and the scalar head, that `read_adapter` has found, float32. Raises
+    UserError if a tensor has values that are not finite."""
     stored, abstract = _stored_tensors(Path(directory), lora.policy), lora.abstract_params
     unpadded = lora.unpadded
 

@@ -70,7 +70,7 @@ class PeftConfig:
         return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
     def has_parameter(self, name: str) -> bool:
-        """Whether the adapter has a parameter of this name among its targets, matched as in PEFT."""
+        """Whether the adapter has a parameter of this name among its targets, as PEFT matches it."""
         targets = self.fields[TARGET_PARAMETERS] or []
         return any(f".{name}".endswith(f".{target}") for target in targets)
 
@@ -80,13 +80,11 @@ class PeftConfig:
 
 
 def read_peft_config(directory: str | Path, saved: Collection[str] = ()) -> PeftConfig:
-    """Reads and checks the configuration in an adapter's directory.
+    """Reads and checks the configuration in an adapter's directory. Raises UserError if the
+    directory holds no adapter, or one of an unknown kind.
 
     Args:
       saved: modules that the adapter may hold as a whole (`modules_to_save`).
-
-    Raises:
-      UserError: the directory holds no adapter, or one of an unknown kind.
     """
     path = Path(directory) / ADAPTER_CONFIG
     if not path.is_file():

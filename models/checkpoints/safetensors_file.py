@@ -58,10 +58,7 @@ class StoredTensor:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns every tensor of the file by name, after checking the header against the file's size.
-
-    Raises:
-      UserError: the file is truncated, damaged or no safetensors file.
-    """
+    Raises UserError if the file is truncated, damaged or no safetensors file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(_LENGTH_BYTES)

@@ -24,6 +24,7 @@ def layout_chain(
     fsdp_size: int = 0,
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Returns every layout of the mesh's devices that divides the model, and why others do not.
+    Raises OptionError if the experts or parameters cannot be divided as asked.
 
     The lowest TP comes first. The layouts share one new mesh, made by `factored_mesh`.
 
@@ -31,9 +32,6 @@ def layout_chain(
       kernels: the kernels to use; None uses all that the devices' platform has.
       experts: how to divide the experts; None divides them over the devices of a host.
       fsdp_size: see `mesh.fsdp_axes`.
-
-    Raises:
-      OptionError: the experts or parameters cannot be divided as asked.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
     of_experts = expert_axes(mesh, config, experts or ExpertSplit())
@@ -71,11 +69,8 @@ def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
 
 
 def find_layout(chain: dict[Split, Layout], name: str, mesh: Mesh, config: ModelConfig) -> Layout:
-    """Returns the layout called `name`, which the option `layout` names.
-
-    Raises:
-      UserError: these devices have no such layout, or it does not divide the model.
-    """
+    """Returns the layout called `name`, which the option `layout` names. Raises UserError if these
+    devices have no such layout, or it does not divide the model."""
     for layout in chain.values():
         if str(layout) == name:
             return layout

@@ -171,15 +171,13 @@ def make_layout(
     of_experts: tuple[Axes, Axes] = ((), ()),
     fsdp: Axes | None = None,
 ) -> Layout:
-    """Returns the layout whose TP takes the `num_tp_axes` innermost mesh axes.
+    """Returns the layout whose TP takes the `num_tp_axes` innermost mesh axes. Raises UserError if
+    TP over these axes does not divide the model's heads, mlp or vocabulary.
 
     Args:
       of_experts: the result of `mesh.expert_axes`.
       kernels: the kernels to use; None uses all that the devices' platform has.
       fsdp: the result of `mesh.fsdp_axes`; None divides parameters over all devices.
-
-    Raises:
-      UserError: TP over these axes does not divide the model's heads, mlp or vocabulary.
     """
     outer = len(mesh.axis_names) - num_tp_axes
     dp_axes, tp_axes = mesh.axis_names[:outer][::-1], mesh.axis_names[outer:][::-1]

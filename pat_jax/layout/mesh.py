@@ -77,11 +77,10 @@ def expert_axes(
     mesh: Mesh, config: ModelConfig, asked: ExpertSplit
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the axes that divide a model's experts, and those behind that divide their width.
+    Raises OptionError if no run of axes has the asked number of devices and divides the experts or
+    width.
 
     Both are innermost first and the same in every layout.
-
-    Raises:
-      OptionError: no run of axes has the asked number of devices and divides the experts or width.
     """
     names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
     of, asked = config.experts, asked._replace(width=asked.width or 1)  # None: it is not settled
@@ -116,14 +115,12 @@ def expert_axes(
 
 
 def fsdp_axes(mesh: Mesh, size: int) -> tuple[str, ...]:
-    """Returns the axes, innermost first, over which trained parameters may be divided.
+    """Returns the axes, innermost first, over which trained parameters may be divided. Raises
+    OptionError if no run of axes has this number of devices.
 
     Args:
       size: devices with different parts of the parameters; other devices have copies of them. 0,
         or as many as there are: all devices.
-
-    Raises:
-      OptionError: no run of axes has this number of devices.
     """
     names = mesh.axis_names[::-1]
     ways = [math.prod(mesh.shape[x] for x in names[:i]) for i in range(len(names) + 1)]

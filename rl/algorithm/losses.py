@@ -118,7 +118,8 @@ class Loss(ABC):
         weights: PerToken,
         responses: Responses | None = None,
     ) -> tuple[Float[Array, ""], Sums]:
-        """Computes the loss of a micro-batch.
+        """Computes the loss of a micro-batch. Raises ValueError if a column that the loss needs is
+        missing.
 
         Args:
           predicted: what the model being updated predicts: of a vocabulary head `logprobs`, log
@@ -132,9 +133,6 @@ class Loss(ABC):
 
         Returns:
           The loss, and the sums of its metrics (without gradient).
-
-        Raises:
-          ValueError: a column that the loss needs is missing.
         """
         read = self.read(columns)
         is_counted = weights > 0
@@ -150,11 +148,7 @@ class Loss(ABC):
         return sums["loss"], jax.lax.stop_gradient({**sums, "weight": jnp.sum(weights)})
 
     def read(self, columns: Mapping[str, T]) -> dict[str, T]:
-        """Returns the columns that the loss needs.
-
-        Raises:
-          ValueError: one of them is missing.
-        """
+        """Returns the columns that the loss needs. Raises ValueError if one of them is missing."""
         if missing := [name for name in self.needs if name not in columns]:
             raise ValueError(
                 f"{type(self).__name__} needs the columns {', '.join(self.needs)}; "

@@ -62,11 +62,8 @@ class Update:
         return (*self.loss.needs, SCALE) if is_scaled else self.loss.needs
 
     def read(self, micro: MicroBatch) -> MicroBatch:
-        """Returns the micro-batch with what an update reads.
-
-        Raises:
-          ValueError: a column is missing.
-        """
+        """Returns the micro-batch with what an update reads. Raises ValueError if a column is
+        missing."""
         own = {SCALE: micro.columns[SCALE]} if SCALE in self.needs else {}
         teacher = micro.teacher if self.loss.teacher_top_k else None
         return replace(micro, columns=self.loss.read(micro.columns) | own, teacher=teacher)
@@ -83,11 +80,8 @@ class Update:
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
     ) -> tuple[Params, Sums]:
-        """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`.
-
-        Raises:
-          ValueError: the micro-batch lacks a column that the loss needs.
-        """
+        """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`. Raises
+        ValueError if the micro-batch lacks a column that the loss needs."""
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
             predicted, beside = self.predictor(

@@ -166,7 +166,8 @@ def pack(
     max_completion_length: int = 0,
     prefixes: Sequence[Prefix] | None = None,
 ) -> tuple[list[MicroBatch], list[Place]]:
-    """Packs every example once into one mini-batch.
+    """Packs every example once into one mini-batch. Raises ValueError if an example is longer than
+    every row.
 
     Args:
       prefixes: prefix of each example, which must contain none of its targets; None: examples
@@ -174,9 +175,6 @@ def pack(
 
     Returns:
       The micro-batches, and the place of each example in them, with `mini` 0.
-
-    Raises:
-      ValueError: an example is longer than every row.
     """
     packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]

@@ -91,7 +91,8 @@ def shapes(
 def pack_rows(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
 ) -> Packing:
-    """Places every example once, with little padding.
+    """Places every example once, with little padding. Raises ValueError if an example is longer
+    than every row.
 
     Full micro-batches of the largest shape come first, each row filled with what fits. The rest
     goes into the smallest shape that holds it, or into a full smaller one and others if these have
@@ -106,9 +107,6 @@ def pack_rows(
       lengths: tokens of each example.
       micro_shapes: from `shapes`.
       prefixes: prefix of each example; None: examples share nothing.
-
-    Raises:
-      ValueError: an example is longer than every row.
     """
     longest = max(lengths, default=0)
     if longest > micro_shapes[-1][1]:

@@ -48,7 +48,9 @@ def mark_turns(
     only: bool = True,
 ) -> Marked:
     """Renders a chat up to the end of the assistant's last message, and marks its turns, without
-    those that are not to be learned (`LEARNED_KEYS`).
+    those that are not to be learned (`LEARNED_KEYS`). Raises ChatTemplateError if the template
+    fails, leaves out an answer, or writes messages differently once others follow, so that turns
+    cannot be told apart.
 
     A turn is the policy's answer to the messages before it. It reaches from the end of the
     template's generation prompt to the first token of `eos_ids`, that token included. If the
@@ -59,10 +61,6 @@ def mark_turns(
       messages: the chat; from index `first` on, at least one message must be the assistant's.
       first: messages before this index are context, whatever their role.
       only: whether nothing but the assistant's turns is marked.
-
-    Raises:
-      ChatTemplateError: the template fails; it leaves out an answer; or it writes messages
-        differently once others follow, so that turns cannot be told apart.
     """
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))

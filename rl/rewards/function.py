@@ -69,12 +69,8 @@ class ScoredFunction:
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
         """Calls the function once, for made-up responses, with the time of a group. Returns a
         warning if it raised or returned no number: it may still score real responses. If it
-        `is_alone`, None means no reward.
-
-        Raises:
-          UserError: the function cannot be called, does not return one value per response, hangs or
-            crashes.
-        """
+        `is_alone`, None means no reward. Raises UserError if the function cannot be called, does
+        not return one value per response, hangs or crashes."""
         outcome = self._tried(responses, self._timeout * group_size)
         if outcome.mistake:
             raise UserError(outcome.mistake)
