@@ -17,10 +17,6 @@ from pat_jax.models.policy import Params, Policy
 
 # PEFT's name for all linear layers but the output head; in a model with experts only attention's.
 ALL_LINEAR = "all-linear"
-# Parts of the module names of experts, and of MLPs beside them, in checkpoints.
-_OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
-_OF_MLPS = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-_BESIDE_ATTENTION = _OF_EXPERTS | _OF_MLPS | {"fc1_latent_proj", "fc2_latent_proj"}
 # For a layer with experts: PEFT's module, and which part of the module's outputs a weight is.
 _SPARSE = {
     "router": ("gate", None),
@@ -102,22 +98,14 @@ def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
 
 def _unmatched(where: str, target: str, linear: Sequence[str], policy: Policy) -> UserError:
     """Returns the error for a target with which no name of a linear layer ends."""
-    parts, has_experts = set(target.split(".")), policy.config.experts is not None
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
-    if not has_experts and parts & _OF_EXPERTS:
-        return UserError(
-            f"{where}: the model has no experts, {expected}, or {ALL_LINEAR} for all of these."
-        )
-    if has_experts and parts & _BESIDE_ATTENTION:
-        return UserError(
-            f"{where}: in a model with experts those of a layer are experts.gate_up_proj and "
-            "experts.down_proj, as PEFT has them, their router is gate.weight, and no MLP has an "
-            f"adapter; {expected}, or {ALL_LINEAR} for attention."
-        )
+    all_of_these = "these"
+    if policy.config.experts is not None:
+        all_of_these = "attention, while no MLP beside experts has an adapter"
     last = target.rpartition(".")[2].lower()
     (nearest,) = get_close_matches(last, [*kinds, ALL_LINEAR], n=1, cutoff=0.0)
     return UserError(
-        f"{where}: no linear layer of the model is called that, {expected}, or {ALL_LINEAR}; the "
-        f"nearest is {nearest!r}."
+        f"{where}: no linear layer of the model is called that, {expected}, or {ALL_LINEAR} for "
+        f"{all_of_these}; the nearest is {nearest!r}."
     )

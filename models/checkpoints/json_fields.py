@@ -67,22 +67,18 @@ def read_json_object(path: Path) -> dict[str, Any]:
     message names the line."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
+    where = ""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
+        what = f"the file holds a JSON {type(content).__name__}"
     except JsonError as error:
-        raise UserError(
-            f"{path}{error.at()}: {error}, expected one JSON object; repair the file or download it "
-            "again."
-        ) from error
+        content, where, what = None, error.at(), str(error)
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: byte {error.start} is not UTF-8 text, expected one JSON object; download the file again."
-        ) from error
+        content, what = None, f"byte {error.start} is not UTF-8 text"
     if not isinstance(content, dict):
         raise UserError(
-            f"{path}: the file holds a JSON {type(content).__name__}, expected one JSON object; "
-            f"repair the file or download it again."
+            f"{path}{where}: {what}, expected one JSON object; repair the file or download it again."
         )
     return content

@@ -5,7 +5,7 @@ file's header, before any tensor is read.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import jax
@@ -19,7 +19,6 @@ from pat_jax.models.checkpoints.peft_config import (
     GATE_UP,
     MODULES_TO_SAVE,
     TARGET_PARAMETERS,
-    PeftConfig,
     read_peft_config,
 )
 from pat_jax.models.checkpoints.peft_tensors import (
@@ -119,7 +118,7 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     wrappers = {name.removeprefix(PREFIX).removesuffix(A).removesuffix(B) for name in stored}
     wrappers -= {name.removeprefix(PREFIX) for name in HEAD}
     modules = {named.get(name, name) for name in wrappers}
-    _check_modules(config, modules, linear, policy)
+    _check_modules(Path(directory), modules - set(linear), policy)
     lora = Lora(
         policy,
         config.rank,
@@ -193,36 +192,19 @@ def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_modules(
-    config: PeftConfig, modules: Set[str], linear: Sequence[str], policy: Policy
-) -> None:
-    """Raises UserError for the first module that cannot have an adapter here."""
-    directory = config.path.parent
-    for module in sorted(modules - set(linear)):
-        if policy.config.experts is not None:
-            _check_beside_attention(config, module)
+def _check_modules(directory: Path, unknown: Set[str], policy: Policy) -> None:
+    """Raises UserError for the first module of an adapter that has none here."""
+    for module in sorted(unknown):
+        if policy.config.experts is not None and re.search(r"\.(mlp|block_sparse_moe)\.", module):
+            raise UserError(
+                f"{directory / ADAPTER_FILE}: it has an adapter of {module!r}, expected those of attention, and of "
+                f"experts and routers as PEFT 0.21 names them in {TARGET_PARAMETERS} with transformers 5, while no "
+                "MLP beside experts has one; load it there and save it again, or choose another."
+            )
         if module in _NOT_ADAPTED:
             raise _not_implemented(directory / ADAPTER_FILE, f"{PREFIX}{module}{A}")
         raise _of_another_model(
             directory, f"it has an adapter of {module!r}, the model no such layer"
-        )
-
-
-def _check_beside_attention(config: PeftConfig, module: str) -> None:
-    """Raises a specific UserError for a module beside attention in a model with experts."""
-    has = f"{config.path.parent / ADAPTER_FILE}: it has an adapter of {module!r}, expected"
-    if module.removesuffix(".base_layer").endswith(".mlp.experts"):
-        expected = f"the parameters of experts that {ADAPTER_FILE} has tensors of, as {module!r}"
-        raise config.error(TARGET_PARAMETERS, expected, "save the adapter again")
-    if ".experts." in module or ".block_sparse_moe." in module:
-        raise UserError(
-            f"{has} one of all experts of a layer, as PEFT has it with transformers 5; load it there with PEFT "
-            "0.21, and save it again."
-        )
-    if ".mlp." in module:
-        raise UserError(
-            f"{has} those of attention, experts and routers: of MLPs beside them adapters are not "
-            "implemented; choose one without."
         )
 
 

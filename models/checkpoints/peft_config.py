@@ -70,7 +70,7 @@ class PeftConfig:
         return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
     def has_parameter(self, name: str) -> bool:
-        """Whether the adapter has a parameter of this name among its targets, as PEFT matches it."""
+        """Whether a parameter of this name is a target of the adapter, as PEFT matches names."""
         targets = self.fields[TARGET_PARAMETERS] or []
         return any(f".{name}".endswith(f".{target}") for target in targets)
 

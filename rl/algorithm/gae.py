@@ -5,6 +5,7 @@ Knows rewards, KL and values. Does not know models. Runs on the host; arrays are
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from jaxtyping import Float
@@ -67,31 +68,14 @@ def gae(
     for reward, value in zip(rewards, exact, strict=True):
         assert len(reward) == len(value)
         deltas.append(reward + gamma * np.append(value, 0.0)[1:] - value)
-    advantages = _discounted(deltas, gamma * lam)
+    advantages = [_discounted(each, gamma * lam) for each in deltas]
     returns = [a + v for a, v in zip(advantages, exact, strict=True)]
     return [each.astype(np.float32) for each in advantages], [
         each.astype(np.float32) for each in returns
     ]
 
 
-def _discounted(arrays: PerResponse, decay: float) -> list[np.ndarray]:
-    """Returns Σ_{s ≥ t} decay^(s - t) x_s for each response, one step for all of them at a time.
-
-    Step t adds to the t-th token from the end. With the longest response first, the responses that
-    have such a token are the first ones. Their numbers lie together, so nothing is padded.
-    """
-    order = sorted(range(len(arrays)), key=lambda i: -len(arrays[i]))
-    lengths = np.array([len(arrays[i]) for i in order], np.int64)
-    longest = lengths[0] if order else 0
-    counts = len(order) - np.searchsorted(lengths[::-1], np.arange(longest), side="right")
-    begins = np.concatenate([[0], np.cumsum(counts)])
-    flat = np.zeros(begins[-1])
-    for rank, i in enumerate(order):
-        flat[begins[: len(arrays[i])] + rank] = arrays[i][::-1]
-    for step in range(1, longest):
-        now, before, count = begins[step], begins[step - 1], counts[step]
-        flat[now : now + count] += decay * flat[before : before + count]
-    found = [np.zeros(0)] * len(order)
-    for rank, i in enumerate(order):
-        found[i] = flat[begins[: len(arrays[i])] + rank][::-1]
-    return found
+def _discounted(values: Float[np.ndarray, " _"], decay: float) -> Float[np.ndarray, " _"]:
+    """Returns Σ_{s ≥ t} decay^(s - t) x_s at each t."""
+    sums = accumulate(values[::-1].tolist(), lambda later, x: x + decay * later)
+    return np.array(list(sums), np.float64)[::-1]
