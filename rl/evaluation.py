@@ -180,14 +180,12 @@ def _number(value: float) -> float | None:
 def pass_at_k(
     num_samples: Int[np.ndarray, " problems"], num_passed: Int[np.ndarray, " problems"], k: int
 ) -> Float[np.ndarray, " problems"]:
-    """Returns unbiased estimates of the chance that one of k samples passes.
+    """Returns unbiased estimates of the chance that one of k samples passes. There is one for each
+    problem, NaN if it has fewer than k samples.
 
     They use n ≥ k samples of a problem, c of which pass:
 
         pass@k = 1 - C(n - c, k) / C(n, k) = 1 - Πᵢ (1 - k / i), i from n - c + 1 to n
-
-    Returns:
-      One estimate per problem; NaN if it has fewer than k samples.
 
     Reference: Chen et al. 2021, https://arxiv.org/abs/2107.03374, eq. 1.
     """

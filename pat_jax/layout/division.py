@@ -63,16 +63,14 @@ def degrees_of(model: ModelConfig, sizes: Sizes) -> set[int]:
 
 
 def best_order(model: ModelConfig, across: Sizes, inside: Sizes) -> tuple[list[int], list[int]]:
-    """Returns the order of the axes that gives the model the most layouts.
+    """Returns the order of the axes that gives the model the most layouts. Returns `across` and
+    `inside` in that order, outermost first.
 
     Ties go to the order with the most layouts without padded heads, then to the ascending order.
 
     Args:
       across: prime factors of the number of hosts.
       inside: prime factors of a host's number of devices; TP takes these axes first.
-
-    Returns:
-      `across` and `inside` in that order, outermost first.
     """
     unpadded = replace(model, query_multiple=1)
 

@@ -37,6 +37,7 @@ def group_advantages(
     lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
     """Returns how much better each response is than a baseline b of the responses to its prompt.
+    They are float32 in the shape of `rewards`, NaN where there is no reward.
 
         A = r - b                     scale = "none" (Dr. GRPO)
         A = (r - b) / (σ + ε)         σ of the group's rewards: "group" (GRPO); of all: "batch"
@@ -49,9 +50,6 @@ def group_advantages(
       rewards: one row for each prompt, one column for each of its responses. NaN: the response has
         no reward, and counts in no mean or deviation.
       lengths: tokens of each response; only "length_weighted" needs them.
-
-    Returns:
-      Advantages, float32 in the shape of `rewards`; NaN where there is no reward.
 
     >>> group_advantages(np.array([[1.0, 0.0, np.nan], [0.1, 0.1, 0.1]]), scale="none").tolist()
     [[0.5, -0.5, nan], [0.0, 0.0, 0.0]]

@@ -16,7 +16,8 @@ def distill_advantages(
     old_logprobs: Sequence[Float[np.ndarray, " _"]],
     teacher_logprobs: Sequence[Float[np.ndarray, " _"]],
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns the advantage of each sampled token: how much likelier the teacher finds it.
+    """Returns the advantage of each sampled token: how much likelier the teacher finds it. The
+    arrays are float32 in the shapes of `old_logprobs`.
 
         A_t = log π_teacher(token_t) - log π_old(token_t)
 
@@ -28,9 +29,6 @@ def distill_advantages(
     Args:
       old_logprobs: by response, in nats, under the policy before this batch's first update.
       teacher_logprobs: of the same tokens, under the teacher.
-
-    Returns:
-      Arrays of float32 in the shapes of `old_logprobs`.
 
     Reference: Lu and Thinking Machines Lab 2025,
     https://thinkingmachines.ai/blog/on-policy-distillation;

@@ -16,7 +16,8 @@ PerResponse = Sequence[Float[np.ndarray, " _"]]
 def token_rewards(
     scores: Float[np.ndarray, " responses"], kl: PerResponse, beta: float
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns the reward of each token: the KL penalty, and the score at the last token.
+    """Returns the reward of each token: the KL penalty, and the score at the last token. The
+    arrays are float64 in the shapes of `kl`.
 
         r_t = -β kl_t + (score if t is the response's last token else 0)
 
@@ -24,9 +25,6 @@ def token_rewards(
       scores: reward of each response; NaN: it has none, and its last token's reward is NaN.
       kl: for each response, an estimate of KL(policy || reference) in nats at each of its tokens.
       beta: β, the penalty per nat.
-
-    Returns:
-      Arrays of float64 in the shapes of `kl`.
 
     Reference: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2, by token as in
     Ouyang et al. 2022, https://arxiv.org/abs/2203.02155.
@@ -40,7 +38,8 @@ def token_rewards(
 def gae(
     rewards: PerResponse, values: PerResponse, gamma: float, lam: float
 ) -> tuple[list[Float[np.ndarray, " _"]], list[Float[np.ndarray, " _"]]]:
-    """Returns generalized advantage estimates and the returns that the critic learns.
+    """Returns generalized advantage estimates and the returns that the critic learns. Advantages
+    are not whitened; both are float32 in the shapes of `rewards`.
 
         δ_t = r_t + γ V_{t+1} - V_t
         A_t = δ_t + γ λ A_{t+1}
@@ -54,9 +53,6 @@ def gae(
       values: the critic's V before each token, under the parameters of the rollout.
       gamma: γ, the discount per token.
       lam: λ, from 0 (one step, biased by the critic) to 1 (the whole response's rewards).
-
-    Returns:
-      Advantages, not whitened, and returns; float32 in the shapes of `rewards`.
 
     >>> [each.tolist() for each in gae([np.array([0.0, 1.0])], [np.array([0.5, 0.5])], 1.0, 0.5)[0]]
     [[0.25, 0.5]]

@@ -13,6 +13,7 @@ def gdpo_advantages(
     scores: Float[np.ndarray, "functions groups samples"], weights: Sequence[float]
 ) -> Float[np.ndarray, "groups samples"]:
     """Returns how much better each response is than its siblings, by each reward on its own scale.
+    They are float32, NaN for a response without any score.
 
         A_k = (r_k - mean of the group) / (σ_k of the group + 1e-6)     for each function k
         S   = Σ_k w_k A_k
@@ -26,9 +27,6 @@ def gdpo_advantages(
       scores: of each reward function. NaN: the function does not apply to the response, which then
         counts in none of its means. A response without a score of any function has no advantage.
       weights: w, one for each function. A function of weight 0 is left out.
-
-    Returns:
-      Advantages, float32; NaN for a response without any score.
 
     Reference: Liu et al. 2026, https://arxiv.org/abs/2601.05242, section 3 (GDPO).
     """

@@ -54,7 +54,7 @@ def shaped_rewards(
     missing_eos_penalty: float = 0.0,
 ) -> Float[np.ndarray, "*shape"]:
     """Returns the rewards after three steps, in this order: normalise, clip, subtract the penalty
-    for a missing end of sequence.
+    for a missing end of sequence. They are float64 in the shape of `rewards`.
 
     The penalty comes last, so that it is in the unit of the rewards that advantages are made of,
     and no clip takes it away.
@@ -65,9 +65,6 @@ def shaped_rewards(
       moments: of the rewards so far, these among them; None: they are not normalised.
       clip: lowest and highest reward; None: they are not clipped.
       missing_eos_penalty: subtracted from the reward of a response that does not end.
-
-    Returns:
-      float64 in the shape of `rewards`.
 
     Reference: TRL's `missing_eos_penalty`; OpenRLHF's `reward_clip_range`; DeepSpeed-Chat clips to
     ±5, Yao et al. 2023, https://arxiv.org/abs/2308.01320.

@@ -128,14 +128,12 @@ class Update:
     def apply_step(
         self, state: TrainState, grads: Params
     ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
-        """Takes one optimizer step, or none if a gradient is not finite.
+        """Takes one optimizer step, or none if a gradient is not finite. Returns the new state, the
+        gradient's global norm before clipping, and whether the step was taken.
 
         The step is computed in float32. Weights that are kept in bfloat16 are rounded
         stochastically. A step of AdamW is about the learning rate, mostly less than half of a
         weight's last bit: rounded to nearest, no weight would ever move (`low_precision.py`).
-
-        Returns:
-          The new state, the gradient's global norm before clipping, and whether the step was taken.
         """
         grad_norm = optax.tree.norm(grads)
         is_applied = jnp.isfinite(grad_norm)

@@ -9,7 +9,8 @@ from jaxtyping import Float
 def whitened(
     values: Sequence[Float[np.ndarray, " _"]], *, shift_mean: bool = True, eps: float = 1e-8
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns values with variance 1 over all tokens, and mean 0 or the mean they had.
+    """Returns values with variance 1 over all tokens, and mean 0 or the mean they had. They are
+    float64 in the shapes of `values`.
 
         (x - μ) / sqrt(σ² + ε)          shift_mean = True (advantages)
         (x - μ) / sqrt(σ² + ε) + μ      shift_mean = False (rewards)
@@ -19,9 +20,6 @@ def whitened(
 
     Args:
       values: one array for each response. NaN stays NaN, and counts in neither μ nor σ.
-
-    Returns:
-      Arrays of float64 in the shapes of `values`.
 
     Reference: Huang et al. 2024, https://arxiv.org/abs/2403.17031, details 15 and 19.
     """

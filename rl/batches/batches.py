@@ -167,14 +167,11 @@ def pack(
     prefixes: Sequence[Prefix] | None = None,
 ) -> tuple[list[MicroBatch], list[Place]]:
     """Packs every example once into one mini-batch. Raises ValueError if an example is longer than
-    every row.
+    every row. Returns the micro-batches, and the place of each example in them, with `mini` 0.
 
     Args:
       prefixes: prefix of each example, which must contain none of its targets; None: examples
         share nothing.
-
-    Returns:
-      The micro-batches, and the place of each example in them, with `mini` 0.
     """
     packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]

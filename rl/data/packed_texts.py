@@ -18,7 +18,9 @@ def pack_texts(
     at: Literal["token", "target"],
     weigh: Callable[[Example], float],
 ) -> TrainBatch:
-    """Returns one mini-batch. Raises ValueError if a set of texts is longer than every row.
+    """Returns one mini-batch without columns. Its places are those of the texts in turn, each from
+    the first to the last token in the loss. Raises ValueError if a set of texts is longer than every
+    row.
 
     Args:
       sets: texts that lie behind each other in one row, as many in each set.
@@ -26,10 +28,6 @@ def pack_texts(
       at: where a token in the loss is read. "token": at its own position, whose hidden state has
         seen it, as of a reward model. "target": at the position before, which predicts it.
       weigh: returns the weight of each token in the loss of a text.
-
-    Returns:
-      The batch, without columns. Its places are those of the texts in turn, each from the first to
-      the last token in the loss.
     """
     sizes = [sum(map(len, each)) for each in sets]
     packing = pack_rows(sizes, micro_shapes)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 from pat_jax.rl.rewards.built_in import BUILT_IN, NONE
 from pat_jax.rl.rewards.endpoint import RewardEndpoint
@@ -23,17 +22,6 @@ from pat_jax.rl.rewards.workers import RewardWorkers
 _IN_PROCESS = ("exact", NONE)
 
 
-@runtime_checkable
-class Caller(Protocol):
-    """Scores responses by one reward: a function, an endpoint or a model."""
-
-    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Starts one call, which may take `seconds`."""
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits of each function."""
@@ -45,7 +33,7 @@ class Limits:
     token: str = field(default="", repr=False)  # sent to endpoints
 
 
-def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) -> Caller:
+def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) -> "Caller":
     """Returns the caller of the reward `spec`, which is one of `models` if it names a model. Raises
     UserError if the function cannot be imported, or if `spec` is not a valid address."""
     if model_of(spec):
@@ -72,3 +60,6 @@ class _InProcess:
 
     def close(self) -> None:
         """Does nothing: there is no process to end."""
+
+
+Caller = RewardModel | RewardEndpoint | RewardWorkers | _InProcess

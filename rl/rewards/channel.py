@@ -107,10 +107,8 @@ class Answers:
             os._exit(LOST)
 
     def send(self, number: int, answer: Mapping[str, object]) -> int:
-        """Sends an answer. Ends the process if that fails, or if this is a forked child.
-
-        Returns:
-          0, or the bytes of an answer that is not sent because it is too long."""
+        """Sends an answer. Ends the process if that fails, or if this is a forked child. Returns 0,
+        or the bytes of an answer that is not sent because it is too long."""
         if os.getpid() != self._process:
             os._exit(0)
         line = f"{json.dumps({'call': number, **answer}, allow_nan=False)}\n".encode()

@@ -120,11 +120,8 @@ class RewardEndpoint:
 
     @contextlib.contextmanager
     def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
-        """Cuts a connection when its time is over, wherever its thread waits for it.
-
-        Yields:
-          An event that is set if the time was over.
-        """
+        """Cuts a connection when its time is over, wherever its thread waits for it. Yields an
+        event that is set if the time was over."""
         is_over = threading.Event()
 
         def end() -> None:

@@ -67,7 +67,8 @@ def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
 def weighted_sum(
     functions: Sequence[FunctionScores],
 ) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
-    """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response.
+    """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response. A response without
+    one has NaN; a reason is returned for each such response.
 
     A function that returned None does not apply. A function of weight 0 is only measured: neither
     its score nor its failure has an effect. If another function fails, or none applies, there is no
@@ -75,9 +76,6 @@ def weighted_sum(
 
     Args:
       functions: at least one, all with the same responses.
-
-    Returns:
-      The rewards, NaN for a response without one, and the reason for each such response.
     """
     counted = [one for one in functions if one.weight]
     weights = [one.weight for one in counted]

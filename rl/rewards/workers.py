@@ -97,10 +97,7 @@ class _Worker:
 
     def start(self) -> str:
         """Starts the process and imports the function; once more if it was killed from outside.
-
-        Returns:
-          What is wrong with the function, or "".
-        """
+        Returns what is wrong with the function, or ""."""
         outcome = _twice(self._start)
         if outcome.failure is None:
             return outcome.mistake
@@ -170,10 +167,8 @@ class _Worker:
                 _kill(self._process)
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Waits `patience` seconds for the process to end, then kills it and its children.
-
-        Returns:
-          Its exit code if it ended by itself, else None."""
+        """Waits `patience` seconds for the process to end, then kills it and its children. Returns
+        its exit code if it ended by itself, else None."""
         with self._lock:
             process, calls = self._process, self._calls
             self._process = self._calls = None

@@ -19,11 +19,8 @@ class StageLog:
         self._timeline, self._places = timeline, places
 
     def note(self, step: int) -> Mapping[str, float]:
-        """Logs the stages since the last call, those of iteration `step`.
-
-        Returns:
-          Seconds by the name of the stage.
-        """
+        """Logs the stages since the last call, those of iteration `step`. Returns the seconds by
+        the name of the stage."""
         spans = self._timeline.take()
         if self._places.is_split:
             spans = _of_all_processes(spans, self._places)
