@@ -19,8 +19,7 @@ def pack_texts(
     weigh: Callable[[Example], float],
 ) -> TrainBatch:
     """Returns one mini-batch without columns. Its places are those of the texts in turn, each from
-    the first to the last token in the loss. Raises ValueError if a set of texts is longer than every
-    row.
+    the first to the last token in the loss. Raises ValueError if a set is longer than every row.
 
     Args:
       sets: texts that lie behind each other in one row, as many in each set.
