@@ -14,8 +14,6 @@ from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
-QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
-QUERY_TILE = 8  # the size of a block is a multiple of it: rows of an accelerator's tiles
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
 BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
@@ -185,30 +183,9 @@ def attend(
     values: Float[Array, "rows kv_heads context head_dim"],
     positions: Int[Array, "rows length"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention; the query at position p sees the keys 0 … p.
-
-    Scores are float32 and at most QUERY_BLOCK queries wide, whatever the length; the backward pass
-    recomputes them.
-    """
-    length = queries.shape[1]
-    if length <= QUERY_BLOCK:
-        return _attend_block(queries, keys, values, positions)
-    # Blocks as even as whole tiles allow: padding in the last block is computed for nothing.
-    num_blocks = -(-length // QUERY_BLOCK)
-    size = -(-length // (num_blocks * QUERY_TILE)) * QUERY_TILE
-
-    def to_blocks(x: Array) -> Array:
-        filling = ((0, 0), (0, num_blocks * size - length)) + ((0, 0),) * (x.ndim - 2)
-        blocks = jnp.reshape(jnp.pad(x, filling), (x.shape[0], num_blocks, size, *x.shape[2:]))
-        return jnp.swapaxes(blocks, 0, 1)
-
-    def one_block(block: tuple[Array, Array]) -> Array:
-        return _attend_block(block[0], keys, values, block[1])
-
-    of_queries = to_blocks(queries), to_blocks(positions)
-    blocks = jax.lax.map(jax.checkpoint(one_block), of_queries)
-    attended = jnp.swapaxes(blocks, 0, 1)
-    return jnp.reshape(attended, (queries.shape[0], -1, *queries.shape[2:]))[:, :length]
+    """Softmax attention; the query at position p sees the keys 0 … p."""
+    column = jnp.arange(keys.shape[2])[None, None, :]
+    return attend_where(queries, keys, values, column <= positions[:, :, None])
 
 
 def attention_scores(
@@ -218,11 +195,6 @@ def attention_scores(
     """q · k / √(head_dim), in float32."""
     scores = jnp.einsum("btkgd,bksd->bkgts", queries, keys, preferred_element_type=jnp.float32)
     return scores * queries.shape[-1] ** -0.5
-
-
-def _attend_block(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
-    at = jnp.arange(keys.shape[2])[None, None, :]
-    return attend_where(queries, keys, values, at <= positions[:, :, None])
 
 
 def attend_where(
