@@ -139,10 +139,8 @@ class Layout:
             lambda x: jax.make_array_from_callback(x.shape, sharding, lambda part: x[part]), tree
         )
 
-    def param_specs(self, policy: Policy, role: Role = "rollout") -> Params:
-        return jax.tree.map(
-            lambda axes: self.spec(*axes, role=role), policy.param_axes(), is_leaf=_is_axes
-        )
+    def param_specs(self, policy: Policy) -> Params:
+        return jax.tree.map(lambda axes: self.spec(*axes), policy.param_axes(), is_leaf=_is_axes)
 
     def param_shardings(
         self, policy: Policy | Lora, role: Role = "rollout", *leading: str

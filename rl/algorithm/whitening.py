@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+_EPSILON = 1e-8
+
 
 def whitened(
-    values: Sequence[Float[np.ndarray, " _"]], *, shift_mean: bool = True, eps: float = 1e-8
+    values: Sequence[Float[np.ndarray, " _"]], *, shift_mean: bool = True
 ) -> list[Float[np.ndarray, " _"]]:
     """Returns values with variance 1 over all tokens, and mean 0 or the mean they had. They are
     float64 in the shapes of `values`.
@@ -29,4 +31,4 @@ def whitened(
     mean = tokens.mean() if len(tokens) else 0.0
     variance = np.square(tokens - mean).sum() / max(len(tokens) - 1, 1)
     shift = 0.0 if shift_mean else mean
-    return [(each - mean) / np.sqrt(variance + eps) + shift for each in exact]
+    return [(each - mean) / np.sqrt(variance + _EPSILON) + shift for each in exact]
