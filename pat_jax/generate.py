@@ -34,16 +34,13 @@ def session(
     config: Config = None, *, run: "SavedRun | str | Path | None" = None, **options: Any
 ) -> "TextSession":
     """Opens an engine that generates any number of times: `session(model=DIR).generate(["Once"],
-    n=4)`.
+    n=4)`. Raises UserError, one sentence about what is wrong.
 
     Args:
       config: a YAML file, or a dictionary of options.
       run: a run whose learned policy generates, instead of --model.
       options: win over `config`. Their names are those of `python -m pat_jax.generate --help`,
         except the ones about files. Sampling options are defaults for `TextSession.generate`.
-
-    Raises:
-      UserError: one sentence about what is wrong.
     """
     from pat_jax.batch_generation.text_session import TextSession
     from pat_jax.commands.generate import prepared

@@ -33,16 +33,14 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """Plans adaptive TP for machines that are not there, as `python -m pat_jax.plan` does.
+    """Plans adaptive TP for machines that are not there, as `python -m pat_jax.plan` does. Raises
+    UserError, one sentence about what is wrong.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
 
     Args:
       config: a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.plan --help` lists.
-
-    Raises:
-      UserError: one sentence about what is wrong.
     """
     from pat_jax.commands.plan import made_plan
 

@@ -28,15 +28,13 @@ def main() -> None:
 
 
 def profile(config: Config = None, **options: Any) -> "Measured":
-    """Measures this machine for one model, as `python -m pat_jax.profile` does.
+    """Measures this machine for one model, as `python -m pat_jax.profile` does. Raises UserError,
+    one sentence about what is wrong.
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.profile --help` lists;
         sections are dictionaries.
-
-    Raises:
-      UserError: one sentence about what is wrong.
     """
     from pat_jax.commands.profile import measured
 

@@ -43,7 +43,8 @@ def _found(config: SimulateConfig) -> "Simulated | PathRegret":
 
 
 def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
-    """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does.
+    """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does. Raises
+    UserError, one sentence about what is wrong.
 
         pat_jax.simulate(profile=measured.path, responses="512,2048", lengths="math")
 
@@ -51,9 +52,6 @@ def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
       config: a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists.
         Several values are a text with commas.
-
-    Raises:
-      UserError: one sentence about what is wrong.
     """
     with in_one_sentence():
         return _found(read(words(config, options, SimulateConfig, presets=None)))

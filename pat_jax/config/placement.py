@@ -61,13 +61,10 @@ class PlacementConfig(Options):
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the
-        option is not given.
+        option is not given. Raises OptionError if it names a device that is not there.
 
         Args:
           whole: whose devices these are, in words.
-
-        Raises:
-          OptionError: it names a device that is not there.
         """
         if (text := getattr(self, role)) in SHARES:
             return tuple(range(max(1, count // SHARES[text])))

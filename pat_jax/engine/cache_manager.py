@@ -269,11 +269,8 @@ class CacheManager:
         return replica, PageMoves.joined(moves)
 
     def check_integrity(self) -> None:
-        """Checks the accounts; call it only when no burst is running.
-
-        Raises:
-          AssertionError: rows, pages and the queue contradict each other.
-        """
+        """Checks the accounts; call it only when no burst is running. Raises AssertionError if
+        rows, pages and the queue contradict each other."""
         self.table.check_integrity()
         self.tables.check_integrity()
         assert sorted(self._queue) == self.table.waiting.tolist(), "the queue is those that wait"

@@ -133,10 +133,7 @@ class ProgramTable:
 
     def compile(self, key: Key) -> None:
         """Compiles one declared program, unless another thread has; notes the seconds that it took.
-
-        Raises:
-          KeyError: nothing of that key was declared.
-        """
+        Raises KeyError if nothing of that key was declared."""
         with self._of_key[key]:
             if key in self._compiled:
                 return
@@ -155,11 +152,8 @@ class ProgramTable:
             return lowered.compile()
 
     def __getitem__(self, key: Key) -> Program:
-        """The program, compiled now where it was not before.
-
-        Raises:
-          KeyError: nothing of that key was declared.
-        """
+        """The program, compiled now where it was not before. Raises KeyError if nothing of that key
+        was declared."""
         process_group().reach_point(key.name)  # who starts a program does not hang
         if key not in self._compiled:
             start = time.perf_counter()

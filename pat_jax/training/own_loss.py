@@ -43,14 +43,12 @@ _REPLACED = [
 
 
 def own_loss(algorithm: AlgorithmConfig, columns: Sequence[str], teacher_top_k: int) -> Loss:
-    """Returns the loss that `--algorithm.loss` names.
+    """Returns the loss that `--algorithm.loss` names. Raises UserError if it names no loss, or one
+    that this run cannot compute.
 
     Args:
       columns: the per-token columns that the run has.
       teacher_top_k: `--teacher.top_k`.
-
-    Raises:
-      UserError: it names no loss, or one that this run cannot compute.
     """
     loss = _found(algorithm)
     name = type(loss).__name__

@@ -28,11 +28,8 @@ class TextScorer:
         return fills(lengths, self._micro_shapes)
 
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
-        """Returns what the model predicts at the last token of each text.
-
-        Raises:
-          ValueError: a text is longer than every row.
-        """
+        """Returns what the model predicts at the last token of each text. Raises ValueError if a
+        text is longer than every row."""
         devices, found = self.reader.devices, np.zeros(0)
         if not is_absent(devices):
             batch = to_scored_batch(texts, self._micro_shapes)

@@ -179,11 +179,8 @@ class Trainer(Handle):
 
     def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, UpdateResult]:
         """Takes every optimizer step of one iteration's batch. Processes that own none of the
-        devices get a result without metrics, and can ask for it (`known_to_all`).
-
-        Raises:
-          ValueError: a column that the loss needs is neither in the batch nor predicted.
-        """
+        devices get a result without metrics, and can ask for it (`known_to_all`). Raises ValueError
+        if a column that the loss needs is neither in the batch nor predicted."""
         if is_absent(self.layout.devices):
             return state, UpdateResult({}, (), 0)
         state, update = self.placement.begun(state), self.updates[REINFORCED]

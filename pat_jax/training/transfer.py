@@ -155,11 +155,8 @@ class Transfer:
         return self._policy.store(self._trained.whole(frozen, params), self._dtype)
 
     def __call__(self, params: Params, layout: Layout) -> Params:
-        """Returns the policy's parameters on the shards of a rollout's layout.
-
-        Raises:
-          RuntimeError: what arrived is not what was sent.
-        """
+        """Returns the policy's parameters on the shards of a rollout's layout. Raises RuntimeError
+        if what arrived is not what was sent."""
         target, held = layout.split, (self._trained.frozen, params)
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
@@ -234,6 +231,7 @@ def logprob_gap(
     rows: int,
 ) -> float:
     """Returns the largest |log π_rollout(token) - log π_trainer(token)| over replicas, in nats.
+    Raises RuntimeError if the two differ by more than rounding.
 
     Each replica of the engine's layout generates the likeliest token for a prompt, by the programs
     that a rollout runs. The gap is NaN if the policy itself gives NaN; the rollout reports that.
@@ -241,9 +239,6 @@ def logprob_gap(
     Args:
       score: computes the trainer's log-probabilities of next tokens.
       rows: rows that `score` takes, at least one for each replica of the rollout.
-
-    Raises:
-      RuntimeError: the two differ by more than rounding.
     """
     assert engine.layout is not None, "it has just been given weights"
     split, vocab = engine.layout.split, engine.policy.config.vocab_size

@@ -136,11 +136,8 @@ def _name(key: Key) -> str | None:
 
 
 def check_state(roles: Roles, limit: float) -> None:
-    """Checks, before anything is compiled, the least memory that an update needs.
-
-    Raises:
-      UserError: a device has less than that.
-    """
+    """Checks, before anything is compiled, the least memory that an update needs. Raises UserError
+    if a device has less than that."""
     if lacking := lacking_state(roles, limit):
         raise UserError(lacking)
 
@@ -172,11 +169,8 @@ def _lacking(trainer: Trainer, limit: float, *, keeps_reference: bool) -> str:
 
 
 def check_update(stages: Sequence[Stage], limit: float, options: MemoryOptions) -> str:
-    """Checks, after compilation, the memory of the largest program, and describes it.
-
-    Raises:
-      UserError: a device has less than that.
-    """
+    """Checks, after compilation, the memory of the largest program, and describes it. Raises
+    UserError if a device has less than that."""
     if not stages:
         return "the update no figure: this backend does not say what its programs take"
     most = largest(stages)

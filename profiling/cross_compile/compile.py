@@ -64,16 +64,14 @@ def compile_for(
     folder: Path = PLAN_DIR,
     texts: Path | None = None,
 ) -> Compilation:
-    """Compiles every layout's programs as the target would run them, or reads kept records.
+    """Compiles every layout's programs as the target would run them, or reads kept records. Raises
+    UserError if the compiler is not installed, refuses the target, or died; or no layout divides
+    the model.
 
     Args:
       progress: called after each program.
       folder: where records are kept.
       texts: an existing folder for the compiled programs as text; all are then compiled anew.
-
-    Raises:
-      UserError: the compiler is not installed, refuses the target, or died; or no layout divides
-        the model.
     """
     versions = installed(order.target)
     content = {"order": order.to_json(), "versions": versions}

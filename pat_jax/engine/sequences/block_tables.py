@@ -230,11 +230,8 @@ class BlockTables:
         self.pages[held, :most] = number[self.replica[held][:, None], self.pages[held, :most]]
 
     def check_integrity(self) -> None:
-        """Checks the accounts; call it only when no burst is running.
-
-        Raises:
-          AssertionError: pools and tables contradict each other.
-        """
+        """Checks the accounts; call it only when no burst is running. Raises AssertionError if
+        pools and tables contradict each other."""
         is_running = np.zeros(len(self.table), bool)
         is_running[self.table.running] = True
         assert not self.count[~is_running].any(), "a sequence that is not running holds pages"

@@ -255,13 +255,11 @@ class PageAllocator:
         return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
-        """Checks the pool's accounts.
+        """Checks the pool's accounts. Raises AssertionError if the pool's accounts differ from
+        `holders` or contradict each other.
 
         Args:
           holders: int[pages], how many sequences hold each page.
-
-        Raises:
-          AssertionError: the pool's accounts differ from `holders` or contradict each other.
         """
         assert np.array_equal(self._holders, holders), "a page has other holders"
         idle, blank = np.array(list(self._idle), np.int64), self.blank

@@ -90,13 +90,11 @@ class Prefixes:
                 yield page, before
 
     def check_integrity(self, blank: np.ndarray) -> None:
-        """Checks the accounts.
+        """Checks the accounts. Raises AssertionError if the accounts contradict each other, or a
+        blank page can be found.
 
         Args:
           blank: int[pages], pages without useful content.
-
-        Raises:
-          AssertionError: the accounts contradict each other, or a blank page can be found.
         """
         assert {page: prefix for prefix, page in self._page.items()} == self._prefix
         assert np.array_equal(np.flatnonzero(self.has), sorted(self._prefix))

@@ -50,13 +50,11 @@ _RULES: dict[str, _Rule] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of one response are sampled, and what may end it.
+    """How the tokens of one response are sampled, and what may end it. Raises ValueError, one
+    sentence that names the field, if a value is not allowed.
 
     Penalties change the logits first, then the temperature divides them. Then top-k, top-p and
     min-p, in this order, each filter the tokens that are left. Greedy decoding ignores filters.
-
-    Raises:
-      ValueError: a value is not allowed; one sentence that names the field.
     """
 
     temperature: float = 1.0  # 0 is greedy

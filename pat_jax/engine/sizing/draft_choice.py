@@ -51,11 +51,8 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
 
 
 def checkpoint_of(draft_model: str) -> ModelConfig:
-    """Returns the configuration in a checkpoint's folder.
-
-    Raises:
-      UserError: there is no such folder.
-    """
+    """Returns the configuration in a checkpoint's folder. Raises UserError if there is no such
+    folder."""
     expected = f"{MODEL}DIR with the folder of a checkpoint, but this folder does not exist; check the path"
     shape = checkpoint_shape(draft_model, "speculation.source")
     if shape is None:
@@ -72,7 +69,9 @@ def drafter_of(
     *,
     folder: str = "",
 ) -> Drafter:
-    """Returns the drafter that the options ask for, whether its drafts pay or not.
+    """Returns the drafter that the options ask for, whether its drafts pay or not. Raises UserError
+    if the early-exit layer is the policy's last or does not exist, or the draft model has another
+    vocabulary or too short a context.
 
     Args:
       model: the policy's configuration.
@@ -80,10 +79,6 @@ def drafter_of(
       max_length: tokens of the longest prompt and response.
       configuration: returns the configuration of a named draft model.
       folder: folder of the policy's checkpoint; without one, no tokenizers are compared.
-
-    Raises:
-      UserError: the early-exit layer is the policy's last or does not exist, or the draft model has
-        another vocabulary or too short a context.
     """
     drafts = drafts_of(config, platform)
     if drafts.exit_layer:
@@ -140,11 +135,8 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
 
 
 def shape_of(draft_model: str) -> ModelConfig:
-    """Returns the configuration of a checkpoint or a built-in shape, for plans and replays.
-
-    Raises:
-      UserError: the name is neither.
-    """
+    """Returns the configuration of a checkpoint or a built-in shape, for plans and replays. Raises
+    UserError if the name is neither."""
     if shape := checkpoint_shape(draft_model, "speculation.source"):
         return shape
     expected = f"{MODEL} and the folder of a checkpoint, or a built-in shape ({', '.join(PRESETS)})"

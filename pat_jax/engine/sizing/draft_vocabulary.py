@@ -27,6 +27,7 @@ def other_tokens(
     kind: str = "draft model",
 ) -> str:
     """Returns why a draft model's token ids do not fit the policy, in words; empty if they do.
+    Raises UserError if a tokenizer's file cannot be read.
 
     If both have a tokenizer, the ids that both know are compared. Sizes of embeddings do not matter
     then: an id that only the policy knows is never proposed, and one that it does not know is never
@@ -36,9 +37,6 @@ def other_tokens(
       own, own_folder: the model's configuration and checkpoint folder.
       policy, policy_folder: the policy's. Without a folder there is no tokenizer.
       kind: what the model is called in the message.
-
-    Raises:
-      UserError: a tokenizer's file cannot be read.
     """
     tokens, of_policy = tokens_in(own_folder), tokens_in(policy_folder)
     if tokens is None or of_policy is None:
@@ -66,12 +64,10 @@ def is_padding_alone(one: int, other: int) -> bool:
 
 
 def tokens_in(folder: str) -> Mapping[int, str] | None:
-    """Returns the token of each id in a checkpoint's tokenizer, added tokens included.
+    """Returns the token of each id in a checkpoint's tokenizer, added tokens included. Raises
+    UserError if the file cannot be read.
 
     Returns None if there is no tokenizer file.
-
-    Raises:
-      UserError: the file cannot be read.
     """
     path = Path(local_checkpoint(folder, weights=False)) / TOKENIZER_FILE
     if not path.is_file():

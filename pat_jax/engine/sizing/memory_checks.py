@@ -12,15 +12,13 @@ from pat_jax.planning.types import Split
 
 
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """Checks that at least one layout that a rollout may start in fits in memory.
+    """Checks that at least one layout that a rollout may start in fits in memory. Raises UserError
+    if none of them can hold its weights, pool, drafts and the training state.
 
     Args:
       memory: the memory that each layout takes alone.
       starts: the layouts that a rollout may start in.
       options: the options that led to these layouts, such as "option --layout is 'auto'".
-
-    Raises:
-      UserError: none of them can hold its weights, pool, drafts and the training state.
     """
     best = min(starts, key=memory.held)
     if memory.held(best) > memory.usable:

@@ -59,7 +59,8 @@ def pages_per_replica(
     unsplit: int = 0,
     most: float = math.inf,
 ) -> dict[Split, int]:
-    """Returns the pages of a replica's pool in each layout, NULL_PAGE included.
+    """Returns the pages of a replica's pool in each layout, NULL_PAGE included. Raises UserError if
+    `unsplit` pages do not hold the longest sequence.
 
     Pools take the same bytes of a device in every layout: a layout that splits the KV heads over f
     devices has f times as many pages per replica. They hold at least the longest sequence alone.
@@ -67,9 +68,6 @@ def pages_per_replica(
     Args:
       unsplit: pages of a replica whose KV heads are not split. 0: enough for every row of every
         layout's largest bucket at full length, but no more than `most`.
-
-    Raises:
-      UserError: `unsplit` pages do not hold the longest sequence.
     """
     longest = buckets.lengths[-1]
     least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())

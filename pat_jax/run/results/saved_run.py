@@ -39,10 +39,7 @@ PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates
 
 class SavedRun:
     """The results that `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
-
-    Raises:
-      UserError: there is no run in `folder`.
-    """
+    Raises UserError if there is no run in `folder`."""
 
     def __init__(self, folder: str | Path):
         if not isinstance(folder, str | os.PathLike):
@@ -70,11 +67,7 @@ class SavedRun:
 
     @property
     def rollout(self) -> RolloutTrace:
-        """The trace of the last rollout.
-
-        Raises:
-          UserError: the run has not ended yet.
-        """
+        """The trace of the last rollout. Raises UserError if the run has not ended yet."""
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
@@ -113,10 +106,7 @@ class SavedRun:
 
     def export(self, directory: str | Path) -> Path:
         """Writes the policy of the newest checkpoint as a Hugging Face directory, adapters merged.
-
-        Raises:
-          UserError: there is no undamaged checkpoint, or `directory` cannot be written.
-        """
+        Raises UserError if there is no undamaged checkpoint, or `directory` cannot be written."""
         if not isinstance(directory, str | os.PathLike) or "\0" in str(directory):
             raise UserError(f"directory is {shown(directory)}: expected a path to write to.")
         config = self.config

@@ -34,12 +34,10 @@ _MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may 
 
 def shape_of_model(name: str, head: Literal["vocab", "scalar"] = "vocab") -> ModelConfig:
     """Returns a checkpoint's shape, or a built-in one, whose tokens are bytes and an end token.
+    Raises UserError if the name is neither.
 
     Args:
       head: the head that the model is to have.
-
-    Raises:
-      UserError: the name is neither.
     """
     if (model := checkpoint_shape(name, "model", head)) is not None:
         return model
@@ -53,10 +51,7 @@ def shape_of_model(name: str, head: Literal["vocab", "scalar"] = "vocab") -> Mod
 
 def tokenizer_dir(name: str, model: ModelConfig) -> Path:
     """Returns the directory of the model's tokenizer, or of the byte tokenizer if it has none.
-
-    Raises:
-      UserError: the model has no tokenizer, and its vocabulary is not that of bytes.
-    """
+    Raises UserError if the model has no tokenizer, and its vocabulary is not that of bytes."""
     if not is_checkpoint(name):
         return BYTE_TOKENIZER
     folder = Path(local_checkpoint(name, weights=False))
@@ -92,11 +87,7 @@ def padding_of(tokenizer: HuggingFaceTokenizer) -> tuple[int, str]:
 
 def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:
     """Returns the files that `names` stand for, as `find_files` does. A folder stands for all files
-    in it and below, except hidden ones.
-
-    Raises:
-      UserError: a name stands for no file.
-    """
+    in it and below, except hidden ones. Raises UserError if a name stands for no file."""
     found = list[Path]()
     for path in find_files(option, names, otherwise=" or folder", split=split):
         found += _inside(path, option) if path.is_dir() else [path]

@@ -35,10 +35,7 @@ def kind_of(config: FineTuning) -> type[Lessons]:
 
 def read_lessons(config: FineTuning, model: ModelConfig) -> Lessons:
     """Reads the examples or pairs to learn from and to evaluate on, from the same or other files.
-
-    Raises:
-      UserError: a file or a row cannot be used, or nothing is left to learn from.
-    """
+    Raises UserError if a file or a row cannot be used, or nothing is left to learn from."""
     match config:
         case RewardModelConfig():
             return _reward_lessons(config, model)
