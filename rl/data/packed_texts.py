@@ -31,12 +31,14 @@ def pack_texts(
     sizes = [sum(map(len, each)) for each in sets]
     packing = pack_rows(sizes, micro_shapes)
     micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
-    places, before = [], int(at == "target")
+    before = int(at == "target")
+    places = []
     for each, spot in zip(sets, packing.spots, strict=True):
         micro, row, start = micro_batches[spot.micro], spot.row, spot.start
         for i, text in enumerate(each):
             whole = slice(start, start + len(text))
-            micro.tokens[row, whole], micro.positions[row, whole] = text.tokens, text.positions
+            micro.tokens[row, whole] = text.tokens
+            micro.positions[row, whole] = text.positions
             read = start - before + np.flatnonzero(text.in_loss)
             micro.responses[row, read] = len(each) * (spot.number - 1) + i + 1
             micro.weights[row, read] = weigh(text)

@@ -12,7 +12,6 @@ know files, tokenizers or shapes of batches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 from jaxtyping import Int, Integer
@@ -53,13 +52,7 @@ class TextRows(Sequence[Example]):
     def __len__(self) -> int:
         return -(-self.num_targets // (self.max_length - 1))
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Example:  # pyright: ignore[reportIncompatibleMethodOverride]
         begin = range(len(self))[index] * (self.max_length - 1)
         tokens = self.tokens[begin : begin + self.max_length].astype(np.int32)
         columns = np.arange(len(tokens), dtype=np.int32)
