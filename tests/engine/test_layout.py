@@ -77,8 +77,8 @@ def test_every_parameter_axis_has_a_rule_and_no_mesh_axis_twice():
         chain, _ = layout_chain(factored_mesh(jax.devices()), policy.config)
         for layout in chain.values():
             for role in ("rollout", "train"):
-                for spec in jax.tree.leaves(layout.param_specs(policy, role)):
-                    used = [axis for part in spec if part for axis in part]
+                for sharding in jax.tree.leaves(layout.param_shardings(policy, role)):
+                    used = [axis for part in sharding.spec if part for axis in part]
                     assert len(used) == len(set(used))
 
 
