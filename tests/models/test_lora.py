@@ -174,24 +174,13 @@ def test_a_target_that_names_no_adapter_of_experts_is_refused_in_its_own_words(t
     with pytest.raises(UserError, match=r"option --lora\.targets is") as error:
         lora("q_proj", target, policy=MOE)
     message = str(error.value)
-    assert (
-        f"{target!r}: in a model with experts those of a layer are experts.gate_up_proj" in message
-    )
-    assert "their router is gate.weight, and no MLP has an adapter" in message
+    assert f"{target!r}: no linear layer of the model is called that" in message
     assert "that is k_proj, o_proj, q_proj, v_proj, down_proj, gate_up_proj, gate, or" in message
+    assert "while no MLP beside experts has an adapter" in message
     assert "\n" not in message and ". " not in message
-    with pytest.raises(UserError, match="no linear layer of the model is called that"):
-        lora("qq_proj", policy=MOE)
 
 
-@pytest.mark.parametrize("target", ["experts.down_proj", "mlp.experts.gate_up_proj", "router"])
-def test_experts_of_a_model_that_has_none_are_refused(target: str):
-    with pytest.raises(UserError, match="the model has no experts, expected the ends of") as error:
-        lora(target)
-    assert repr(target) in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("target", ["qproj", "proj", "embed_tokens", "lm_head", "q_norm", "layers.7.q_proj"])  # fmt: skip
+@pytest.mark.parametrize("target", ["qproj", "proj", "embed_tokens", "experts.down_proj", "q_norm", "layers.7.q_proj"])  # fmt: skip
 def test_a_target_that_no_layer_is_called_is_refused(target: str):
     with pytest.raises(UserError, match=r"option --lora\.targets is") as error:
         lora("v_proj", target)

@@ -229,11 +229,5 @@ def test_what_an_epoch_passes_over_comes_in_another():
     assert all(seen[row] > 5 for row in range(9, 12))
 
 
-@pytest.mark.parametrize("size", [0, 4])
-def test_a_batch_that_cannot_be_is_refused(size: int):
-    with pytest.raises(ValueError, match=f"a batch of {size}: expected from 1 to 3 rows"):
-        Epochs("abc", seed=0).draw(Cursor(), size)
-
-
 def test_a_cursor_behind_the_end_begins_the_next_epoch():
     assert Epochs("abc", seed=0).draw(Cursor(2, 50), 2)[1] == Cursor(3, 2)

@@ -172,14 +172,14 @@ def test_rows_are_the_corpus_and_an_epoch_has_each_token_once(texts: list[str], 
     epoch = examples.draw(0, len(examples))
     targets = sorted(t for row in epoch for t in row.tokens[row.in_loss].tolist())
     assert targets == sorted(tokens[1:]) and found.train.num_targets == len(corpus)
-    assert {len(row) for row in found.train[:-1]} <= {max_length}
+    assert {len(row) for row in list(found.train)[:-1]} <= {max_length}
 
 
 @given(st.lists(st.text("ab \n").map("a{}".format), min_size=1), st.integers(2, 20))
 def test_a_text_is_seen_by_itself_alone(texts: list[str], max_length: int):
     """A position counts from the text's beginning, or from the row's where that is later."""
     rows = rows_of(*texts, max_length=max_length).train
-    batch = list(to_example_batch(rows[:], [(len(rows), max_length)]).mini_batches[0])
+    batch = list(to_example_batch(list(rows), [(len(rows), max_length)]).mini_batches[0])
     last = sum(len(row) for row in rows) - 1  # the last end token has no text behind it
     place, count = 0, 0
     for row in rows:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -228,4 +229,4 @@ def test_it_moves_at_most_a_fifth_of_the_horizons_share():
 
 @pytest.mark.parametrize("control", [KLControl(0.1), KLControl(0.1, 3.0, 500).after(7.0, 33)])
 def test_a_checkpoint_has_all_of_it(control: KLControl):
-    assert KLControl.from_json(json.loads(json.dumps(control.to_json()))) == control
+    assert KLControl(**json.loads(json.dumps(asdict(control)))) == control
