@@ -1,7 +1,6 @@
 """Made-up responses with their log-probabilities, as a run's batch and as a paper's formula has them."""
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,19 +9,13 @@ import numpy as np
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.config.role_table import REFERENCE, TEACHER
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
-from pat_jax.config.teacher import TeacherConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
-from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
+from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-from pat_jax.training.roles import Roles
-from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -68,11 +61,7 @@ def batch_of(
         tokens_per_micro_batch=64,
         **{**ALGORITHMS[name], "beta": BETA, **parts},
     )
-    rollout = RolloutConfig(
-        prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=LONGEST
-    )
-    teacher = TeacherConfig("a directory" if algorithm.distill_coef else "")
-    config, made = RunConfig(rollout=rollout, algorithm=algorithm, teacher=teacher), []
+    made = list[RolloutGroup]()
     for number, group in enumerate(groups):
         prompt = Prompt(number, (1, 2), "", {})
         rollouts = [
@@ -88,34 +77,22 @@ def batch_of(
         made.append(RolloutGroup(prompt, rollouts))
     everyone = flat(groups)
 
-    def predict(state: TrainState, batch: TrainBatch) -> TrainBatch:
-        assert state is None
-        return batch.with_column("old_logprobs", [x.old for x in everyone])
-
-    def reader(column: str) -> Any:
-        given = [x.reference for x in everyone]
-        own = {"column": column, "devices": frozenset(), "top_k": 0}
-        return SimpleNamespace(read=lambda batch: batch.with_column(column, given), **own)
-
-    def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
-        assert state is None
+    def read(batch: TrainBatch) -> TrainBatch:
+        batch = batch.with_column("old_logprobs", [x.old for x in everyone])
+        for name in ("reference", "teacher"):
+            batch = batch.with_column(f"{name}_logprobs", [x.reference for x in everyone])
         return batch.with_column("old_values", [values_of(x) for x in everyone])
 
-    layout = SimpleNamespace(platform="cpu")
-    shared = {"layout": layout, "devices": frozenset(), "predicts": True}
-    policy: Any = SimpleNamespace(
-        name=POLICY, title="policy", old="old_logprobs", predict=predict, **shared
-    )
-    critic: Any = SimpleNamespace(
-        name=CRITIC, title="critic", old="old_values", predict=value, **shared
-    )
-    columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
-    readers = {name: reader(column) for name, column in columns.items()}
-    roles = Roles(policy, readers, critic if algorithm.has_critic else None)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    states: Any = {POLICY: None, CRITIC: None}
-    made_of = made, rewards, states, None, ScoresByFunction(rewards[None], (1.0,))
-    batch, measured = training_batch(config, roles, [(4, 16)], *made_of)
+    batch, measured = training_batch(
+        algorithm,
+        ScoredGroups(made, rewards, ScoresByFunction(rewards[None], (1.0,)), {}),
+        rewards,
+        read,
+        beta=algorithm.beta,
+        micro_shapes=[(4, 16)],
+        longest=LONGEST,
+    )
     assert measured["train/advantage_std"] > 0
     return algorithm, batch
 

@@ -10,6 +10,7 @@ import pytest
 
 from pat_jax.run import loop
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.opened import Run
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -40,7 +41,7 @@ def counted_in_iterations() -> Iterator[list[str]]:
     learn, save = loop.learn, Checkpointer.save
     with counted_compilations() as threads, pytest.MonkeyPatch.context() as patch:
 
-        def counted(run: loop.Run) -> Any:
+        def counted(run: Run) -> Any:
             before = len(threads)
             last = learn(run)
             found.extend(threads[before:])

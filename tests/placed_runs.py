@@ -13,7 +13,10 @@ from jax.experimental.multihost_utils import process_allgather
 from runs import TINY, run_to_end
 
 from pat_jax.common.owners import is_absent, known_to_all
+from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.command_line import parse
+from pat_jax.run.collect import Experience
+from pat_jax.run.learning import Learned
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Loop
 from pat_jax.run.scoring import open_scorer
@@ -51,15 +54,15 @@ def ended(folder: Path, judge: Path, *options: str) -> Ended:
     config = parse([*TINY, *PPO.split(), *rewards, *options, "--run_dir", str(run_dir)])
     setup, found = build(config, jax.devices()[: config.devices]), Ended()
     with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
-        update = Loop.update
+        learn = Loop.learn
 
-        def noted(self: Loop, step: int, experience: Any) -> None:
-            responses = [x for group in experience.groups for x in group.rollouts]
+        def noted(self: Loop, experience: Experience, clock: Stopwatch) -> Learned:
+            responses = [x for group in experience.scored.groups for x in group.rollouts]
             found.tokens.append([x.tokens.tolist() for x in responses])
-            update(self, step, experience)
+            return learn(self, experience, clock)
 
         with counted_in_iterations() as compiled, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "update", noted)
+            patch.setattr(Loop, "learn", noted)
             run = run_to_end(setup, scorer)
     found.compiled.extend(map(str, compiled))
     for role in TRAINED:

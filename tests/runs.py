@@ -26,11 +26,10 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.rewards.scorer import RewardScorer
-from pat_jax.run import loop
+from pat_jax.run import loop, opened
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import CONFIG_FILE
-from pat_jax.run.opened import files_of, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
 from pat_jax.run.roles.role_models import Division
@@ -126,11 +125,16 @@ def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
     return setup, state["train"], step
 
 
-def run_to_end(setup: Setup, scorer: RewardScorer, signals: StopSignals | None = None) -> loop.Run:
+def run_to_end(
+    setup: Setup, scorer: RewardScorer, signals: StopSignals | None = None
+) -> opened.Run:
     """Runs to the end in this process; returns the run with what it has learned."""
     signals = signals or StopSignals()
-    with files_of(setup, signals) as files, opened(setup, scorer, signals, files) as run:
-        loop.finish(run, loop.learn(run))
+    with (
+        opened.files_of(setup, signals) as files,
+        opened.opened(setup, scorer, signals, files) as run,
+    ):
+        opened.finish(run, loop.learn(run))
     return run
 
 

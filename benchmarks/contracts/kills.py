@@ -55,7 +55,7 @@ STAGES = {
     "update": "pat_jax.training.trainer:Trainer.update train",
     "transfer": "pat_jax.training.transfer:Transfer.__call__",
     "checkpoint": "pat_jax.run.process.open_run:OpenRun.save",
-    "end": "pat_jax.run.loop:finish",
+    "end": "pat_jax.run.opened:finish",
 }
 OF_PPO = ("reference kept", "reference", "values", "critic update")
 ONCE = ("compile", "warm start", "reference kept", "restore", "warm-up", "end")  # a process

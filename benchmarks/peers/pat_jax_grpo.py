@@ -12,7 +12,7 @@ from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run import loop
-from pat_jax.run.opened import files_of, opened
+from pat_jax.run.opened import files_of, finish, opened
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
@@ -22,7 +22,7 @@ iterate = loop.Loop.iterate
 
 
 def in_turns(self: loop.Loop, step: int) -> None:
-    jax.block_until_ready(self.learner.state)
+    jax.block_until_ready(self.run.learner.state)
     turns.wait()
     iterate(self, step)
 
@@ -37,7 +37,7 @@ def main() -> None:
             files_of(setup, signals) as files,
             opened(setup, scorer, signals, files) as run,
         ):
-            loop.finish(run, loop.learn(run))
+            finish(run, loop.learn(run))
 
 
 if __name__ == "__main__":

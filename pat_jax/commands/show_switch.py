@@ -13,7 +13,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.run.files.folder import PAGE_FILE
 from pat_jax.run.files.shown_switch import SWITCH_PICTURE, ComputedPlan, ShownSwitch, write_switch
-from pat_jax.run.loop import Run
+from pat_jax.run.opened import Run
 from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.results.same_rollout import same_rollout
 

@@ -7,8 +7,8 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.algorithm.losses import Loss
-from pat_jax.run.loop import finish, learn
-from pat_jax.run.opened import files_of, opened
+from pat_jax.run.loop import learn
+from pat_jax.run.opened import files_of, finish, opened
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer

@@ -4,11 +4,11 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
@@ -25,19 +25,55 @@ from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
-from pat_jax.run.early_columns import Columns, EarlyColumns
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.logging.rollout_metrics import describe_rollouts
 from pat_jax.run.logging.speed import sequence_lengths
-from pat_jax.run.own_reads import OwnReads
+from pat_jax.run.reads import Columns, Reads, ReadsAsTheyEnd
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
 History = tuple[Totals, LengthModel]  # what all iterations so far drew, and how long it was
-Reads = EarlyColumns | OwnReads  # of one batch
+
+
+@dataclass(frozen=True)
+class ScoredGroups:
+    """Groups of responses, with what is known of each response, one group after the other."""
+
+    groups: Sequence[RolloutGroup]
+    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
+    by_function: ScoresByFunction
+    columns: Columns  # what models have read already
+
+    @property
+    def lengths(self) -> Int[np.ndarray, "groups samples"]:
+        """Tokens of each response."""
+        return np.array([[len(one.tokens) for one in group.rollouts] for group in self.groups])
+
+    def of(self, chosen: Bool[np.ndarray, " groups"] | slice) -> "ScoredGroups":
+        """Returns some of the groups."""
+        responses = np.arange(self.rewards.size).reshape(self.rewards.shape)[chosen]
+        return ScoredGroups(
+            [self.groups[i] for i in np.arange(len(self.groups))[chosen].tolist()],
+            self.rewards[chosen],
+            self.by_function.of_groups(chosen),
+            {
+                name: [each[i] for i in responses.ravel().tolist()]
+                for name, each in self.columns.items()
+            },
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["ScoredGroups"]) -> "ScoredGroups":
+        """Returns the groups of several batches, one after the other."""
+        return cls(
+            [group for part in parts for group in part.groups],
+            np.concatenate([part.rewards for part in parts]),
+            ScoresByFunction.joined([part.by_function for part in parts]),
+            {name: [x for part in parts for x in part.columns[name]] for name in parts[0].columns},
+        )
 
 
 @dataclass(frozen=True)
@@ -51,16 +87,12 @@ class Drawn:
     scores: Sequence[FunctionScores]  # of each reward function
     hidden_seconds: float  # of scoring while the rollout was running
     from_disk: int = 0  # responses that were generated before the run was killed
-    reads: Reads | None = None  # None: models read when they learn
+    reads: Reads = field(default_factory=ReadsAsTheyEnd)
 
     @property
-    def columns(self) -> Columns:
-        """Columns of the responses that are known already."""
-        return self.reads.columns if self.reads else {}
-
-    @property
-    def by_function(self) -> ScoresByFunction:
-        return ScoresByFunction.of(self.scores, self.rewards)
+    def scored(self) -> ScoredGroups:
+        by_function = ScoresByFunction.of(self.scores, self.rewards)
+        return ScoredGroups(self.groups, self.rewards, by_function, self.reads.columns)
 
     def trace(self, capacity: int) -> RolloutTrace:
         """Returns the rollout's trace, with the lengths of its sequences for a replay. They are
@@ -78,14 +110,18 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Experience:
-    groups: Sequence[RolloutGroup]
-    rewards: Float[np.ndarray, "groups samples"]
-    by_function: ScoresByFunction
-    last: Drawn  # the batch that completed it
-    drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
-    columns: Columns  # of the responses of `groups`, those that are known already
+    """What an iteration learns from."""
+
+    step: int  # of the iteration, from 1
+    scored: ScoredGroups
+    drawn: Sequence[Drawn]  # all batches, with the groups that have no signal
     history: History  # with this iteration
     measured: dict[str, Any]
+
+    @property
+    def last(self) -> Drawn:
+        """The batch that completed it."""
+        return self.drawn[-1]
 
 
 class Collector:
@@ -107,7 +143,7 @@ class Collector:
         progress: Progress,
         unfinished: RolloutJournal,
         totals: Totals,
-        reads: Callable[[], Reads] | None = None,
+        reads: Callable[[], Reads] = ReadsAsTheyEnd,
         *,
         num_redraws: int = 0,
         by_function: bool = False,
@@ -115,7 +151,7 @@ class Collector:
         """
         Args:
           totals: of what earlier iterations drew.
-          reads: returns what models read of a batch before they learn from it; None: nothing.
+          reads: returns what reads a batch before models learn from it.
           num_redraws: the most further batches of an iteration (`dynamic_sampling`).
           by_function: whether each function's scores are compared by themselves.
         """
@@ -128,39 +164,28 @@ class Collector:
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward
+        """Returns what an iteration learns from, after `step` others. Raises UserError if the reward
         function cannot work, or if a response could not be sampled."""
-        wanted, size = self._rollout.prompts_per_step, self._rollout.num_generations
-        more = self._num_redraws
-        drawn, groups, rewards, scores, columns = [], [], [], [], []
+        drawn, parts, wanted = list[Drawn](), list[ScoredGroups](), self._rollout.prompts_per_step
         with self.unfinished.iteration(step, generator.policy) as kept:
-            while len(groups) < wanted and len(drawn) <= more:
+            while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self._num_redraws:
                 drawn.append(one := self._draw(step, generator, clock, kept))
-                keeps = self._teaches(one) if more else np.full(len(one.groups), True)
-                pairs = zip(one.groups, keeps, strict=True)
-                groups += [group for group, keep in pairs if keep]
-                rewards.append(one.rewards[keeps])
-                scores.append(one.by_function.of_groups(keeps))
-                columns.append(_of_groups(one.columns, keeps, size))
-        last = drawn[-1]
+                parts.append(one.scored.of(self._teaches(one.scored)))
+        scored = ScoredGroups.joined(parts).of(slice(wanted))
         epochs = self._task.train.epochs(self.totals.cursor)
-        measured = _describe(drawn) | self.totals.metrics(epochs)
-        history = self.totals, generator.lengths
-        every = [group for one in drawn for group in one.groups]
-        if not groups:
-            made_of = last.groups, last.rewards, last.by_function
-            return Experience(*made_of, last, every, last.columns, history, measured)
-        first = slice(wanted)
-        rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
-        made_of = groups[first], rewards, by_function.of_groups(first)
-        known = {
-            name: [x for part in columns for x in part[name]][: wanted * size]
-            for name in columns[0]
-        }
-        return Experience(*made_of, last, every, known, history, measured)
+        return Experience(
+            step + 1,
+            scored if scored.groups else drawn[-1].scored,
+            drawn,
+            (self.totals, generator.lengths),
+            _describe(drawn) | self.totals.metrics(epochs),
+        )
 
-    def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
-        """Whether the algorithm finds a difference between the responses of a group."""
+    def _teaches(self, drawn: ScoredGroups) -> Bool[np.ndarray, " groups"] | slice:
+        """Whether the algorithm finds a difference between the responses of a group. Without dynamic
+        sampling that is not asked."""
+        if not self._num_redraws:
+            return slice(None)
         if self._by_function:
             return drawn.by_function.has_signal
         return has_signal(drawn.rewards)
@@ -172,23 +197,20 @@ class Collector:
         prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
-        reads = self._reads() if self._reads else None
+        reads = self._reads()
         scoring = self._scorer.begin(texts, self._read, kept)
 
         def on_finish(index: int, ended: Rollout) -> None:
-            if reads:
-                reads.add(index, ended)
+            reads.add(index, ended)
             scoring.add(index, ended)
 
         with clock("rollout"):  # finished responses are scored and read meanwhile
             groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
-            if reads:
-                reads.ask()
+            reads.ask(responses)
             rewards = wait_for_rewards(scoring, self._progress, self._failed)
-            if reads:
-                reads.wait(len(responses))
+            reads.wait()
         kept.keep_all(scoring.scores)
         if kept.taken:
             self._progress.print(
@@ -196,18 +218,16 @@ class Collector:
             )
         self._completions.write(step + 1, "train", responses, rewards, scoring.scores)
         self.totals = self.totals.plus(int(sequence_lengths(groups).sum()), after)
-        by_group = rewards.reshape(len(groups), -1)
-        failures, scores = scoring.failures, scoring.scores
-        hidden = scoring.hidden_seconds
-        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken, reads)
-
-
-def _of_groups(columns: Columns, keeps: np.ndarray, size: int) -> Columns:
-    """Returns the columns of the groups that are kept, of `size` responses each."""
-    return {
-        name: [x for i, x in enumerate(values) if keeps[i // size]]
-        for name, values in columns.items()
-    }
+        return Drawn(
+            groups,
+            report,
+            rewards.reshape(len(groups), -1),
+            scoring.failures,
+            scoring.scores,
+            scoring.hidden_seconds,
+            kept.taken,
+            reads,
+        )
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
@@ -222,7 +242,6 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured["rollout/batches"] = len(drawn)
     measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
-    if early := [x for one in drawn if isinstance(x := one.reads, EarlyColumns)]:
-        measured["reward/early_seconds"] = sum(one.busy_seconds for one in early)
-        measured["reward/early_waited_seconds"] = sum(one.waited_seconds for one in early)
+    for name in drawn[0].reads.metrics:
+        measured[name] = sum(one.reads.metrics[name] for one in drawn)
     return measured

@@ -1,38 +1,84 @@
-"""Opens a run: compiles its programs, restores or begins its states, and warms up.
+"""Opens a run: compiles its programs, restores or begins its states, and warms up; and ends it.
 
-Each part returns what later parts need; the run is complete once all have.
+Each part returns what later parts need; the run is complete once all have. `loop.py` has its
+iterations.
 """
 
+import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.record.plot import plot_rollout
+from pat_jax.engine.sizing.memory_words import describe_peak
+from pat_jax.models.kernels.row_attention import knows_branches
+from pat_jax.rl.data import arithmetic
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.journal import RolloutJournal
-from pat_jax.run.collect import Collector
-from pat_jax.run.early_columns import EarlyColumns
+from pat_jax.run.collect import Collector, Drawn, History
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
-from pat_jax.run.lanes import Lanes, open_lanes
 from pat_jax.run.learning import Learner
 from pat_jax.run.logging.completions import Completions
-from pat_jax.run.loop import Run
-from pat_jax.run.own_reads import OwnReads
-from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.reading_threads import Threads, open_threads
+from pat_jax.run.reads import ReadsAsTheyEnd, ReadsByProcess
+from pat_jax.run.roles.export import export_roles
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
-from pat_jax.run.start.compiling import announce, compile_run
+from pat_jax.run.start.compiling import Compiled, announce, compile_run
 from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations, recall
 from pat_jax.run.start.init_state import Beginning, begin
 from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
 from pat_jax.run.start.setup import Setup
-from pat_jax.training.roles import States
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run that is compiled, restored and warmed up (`opened.py`).
+
+    Attributes:
+      first: steps that were done before this start.
+      earlier: responses of earlier iterations to copy drafts from, if any are kept.
+      updates: the thread of `--placement.lag 1`; None: updates wait for rollouts.
+    """
+
+    setup: Setup
+    files: OpenRun
+    signals: StopSignals
+    compiled: Compiled
+    first: int
+    collector: Collector
+    generator: Generator
+    learner: Learner
+    evaluator: Evaluator
+    completions: Completions
+    earlier: EarlierIterations | None
+    updates: Executor | None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.setup.config
+
+    def whole(self, step: int, history: History) -> WholeStep:
+        """Returns `step` as the learner has it now, to be saved."""
+        totals, lengths = history
+        # Of whole steps only: what an interrupted step has drawn is drawn again.
+        meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
+        meta |= self.learner.meta | totals.to_json()
+        beside = [one.save for one in (self.earlier, self.learner.exit_head) if one is not None]
+        return WholeStep(step, self.learner.states, meta, beside)
 
 
 @contextmanager
@@ -47,6 +93,23 @@ def files_of(setup: Setup, signals: StopSignals) -> Iterator[OpenRun]:
         files.release()
 
 
+def finish(run: Run, last: Drawn | None) -> None:
+    """Saves and exports what was learned, and prints a summary."""
+    config, setup, plan = run.config, run.setup, ""
+    if last is not None:
+        plan = last.report.first_plan
+        with run.signals.held():
+            run.files.save_last()
+        run.collector.unfinished.finish()
+        plot_rollout(last.trace(setup.engine.capacity), run.files.folder / "rollout.svg")
+    run.files.close()
+    log.info("%s", describe_peak(setup.memory, setup.devices, run.compiled.update))
+    tokenizer_dir = arithmetic.TOKENIZER_DIR if config.data.is_arithmetic else None
+    step = max(config.steps, run.first)
+    export_roles(setup.roles, run.learner.states, step, config.run_dir, tokenizer_dir)
+    run.files.tell_end(run.compiled.seconds, plan)
+
+
 @contextmanager
 def opened(
     setup: Setup, scorer: RewardScorer, signals: StopSignals, files: OpenRun
@@ -54,7 +117,7 @@ def opened(
     """Yields the run, ready for its first iteration. While entered, its reading threads live, and
     the last whole step is saved if a signal stops the run."""
     config, task, progress = setup.config, setup.task, files.progress
-    with files.kept_at_a_stop(), ExitStack() as threads:
+    with files.kept_at_a_stop(), ExitStack() as ends:
         (first,) = task.train.first(1)
         try_out(scorer, first, task.columns, config.rollout.num_generations, progress)
         files.page.write()
@@ -63,9 +126,9 @@ def opened(
         files.tell_changes()
         began = begin(setup, files)
         load_reward_models(setup.reward_models)
-        learner = Learner(config, setup, began, files)
-        lanes = threads.enter_context(
-            open_lanes(
+        learner = Learner(setup, began, files)
+        threads = ends.enter_context(
+            open_threads(
                 setup,
                 lambda: learner.states,
                 config.placement,
@@ -76,9 +139,8 @@ def opened(
         if room := setup.engine.text_room:
             earlier = earlier_iterations(config.run_dir, task, config.rollout, room)
             recall(earlier, began.steps_done, config.rollout.num_generations, progress.print)
-        notify = progress.print
         completions = Completions(
-            task.tokenizer, files.folder, notify, is_asked=config.log_completions
+            task.tokenizer, files.folder, progress.print, is_asked=config.log_completions
         )
         read = response_reader(task.columns, task.tokenizer)
         yield Run(
@@ -87,7 +149,7 @@ def opened(
             signals=signals,
             compiled=compiled,
             first=began.steps_done,
-            collector=_collector(setup, scorer, files, completions, began, lanes, learner),
+            collector=_collector(setup, scorer, files, completions, began, threads, learner),
             generator=_generator(setup, files, learner, earlier, began),
             learner=learner,
             evaluator=Evaluator(
@@ -102,7 +164,7 @@ def opened(
             ),
             completions=completions,
             earlier=earlier,
-            updates=lanes.late,
+            updates=threads.updates,
         )
 
 
@@ -112,18 +174,18 @@ def _collector(
     files: OpenRun,
     completions: Completions,
     began: Beginning,
-    lanes: Lanes,
+    threads: Threads,
     learner: Learner,
 ) -> Collector:
-    config, reads = setup.config, None
-
-    def states() -> States:
-        return learner.states
-
-    if lanes.readers:
-        reads = partial(EarlyColumns, lanes.readers)
+    config, roles = setup.config, setup.roles
+    reads = partial(ReadsAsTheyEnd, threads.readers)
     if setup.places.is_split:
-        reads = partial(OwnReads.of_run, setup.roles, states)
+        reads = partial(
+            ReadsByProcess,
+            list(roles.predictions(lambda: learner.states)),
+            roles.micro_shapes,
+            shares_prompts=knows_branches(setup.trainer.layout.platform),
+        )
     checkpoints = Path(config.run_dir) / CHECKPOINTS
     # Of a deterministic run, the rest of a rollout would run in other rows, and round differently.
     unfinished = RolloutJournal(files.folder, checkpoints, is_on=not config.deterministic)

@@ -61,20 +61,20 @@ class RewardModel:
         self._waiting: list[_Waiting] = []
         self._gathering: Gathering[_Waiting] | None = None
 
-    def score_on(self, lane: Executor | None) -> None:
+    def score_on(self, thread: Executor | None) -> None:
         """From now on scores responses as they come.
 
         Args:
-          lane: the one thread that gives programs to the model's devices during a rollout; None:
+          thread: the one that gives programs to the model's devices during a rollout; None:
             they are busy then, and responses wait.
         """
         self._gathering = None
-        if lane is not None:
+        if thread is not None:
             score = partial(self._score_all, Alone())
-            self._gathering = Gathering(lane, score, self._fill)
+            self._gathering = Gathering(thread, score, self._fill)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
+        """Tokenizes the responses; that thread or `score_waiting` scores them. Call it on one thread.
 
         A program of fixed shapes has no time limit: `seconds` has no effect.
         """
@@ -96,7 +96,7 @@ class RewardModel:
         return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
 
     def ask(self) -> None:
-        """Has the lane score what waits for more texts, and returns at once."""
+        """Has the thread score what waits for more texts, and returns at once."""
         if self._gathering is not None:
             self._gathering.ask()
 

@@ -23,9 +23,9 @@ from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run import collect
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
-from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
+from pat_jax.run.reads import Columns, ReadingThread, ReadsAsTheyEnd
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
@@ -90,7 +90,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, reads: Any = None)
             Progress(1),
             RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
-            reads and (lambda: reads),
+            lambda: reads or ReadsAsTheyEnd(),
             num_redraws=most,
         )
         found = collector.collect(0, sampler, Stopwatch())
@@ -104,13 +104,13 @@ def test_groups_without_signal_are_replaced_in_order_by_as_few_batches_as_do(tea
     enough = [n for n in range(1, 2 + most) if sum(teaches[: n * WANTED]) >= WANTED]
     assert drawn == (enough[0] if enough else 1 + most) == found.measured["rollout/batches"]
     assert iterations == list(range(drawn))  # other draws for a prompt that comes again
-    ids = [group.prompt.id for group in found.groups]
+    ids = [group.prompt.id for group in found.scored.groups]
     if seen:
         assert ids == seen[:WANTED]
-        np.testing.assert_array_equal(found.rewards, [[1, 0]] * len(ids))
+        np.testing.assert_array_equal(found.scored.rewards, [[1, 0]] * len(ids))
     else:  # a batch as it is
         assert ids == list(range(most * WANTED, (most + 1) * WANTED))
-        np.testing.assert_array_equal(found.rewards, np.ones((WANTED, SAMPLES)))
+        np.testing.assert_array_equal(found.scored.rewards, np.ones((WANTED, SAMPLES)))
     without = 1 - np.mean(teaches[: drawn * WANTED])
     assert found.measured["reward/groups_without_signal"] == pytest.approx(without)
 
@@ -118,7 +118,7 @@ def test_groups_without_signal_are_replaced_in_order_by_as_few_batches_as_do(tea
 def test_without_it_a_batch_is_kept_as_it_is_and_the_next_one_follows():
     assert RunConfig(train=False, algorithm=AlgorithmConfig(dynamic_sampling=3)).num_redraws == 0
     found, drawn, _ = collected([False] * 15, most=0, first=2)
-    assert [group.prompt.id for group in found.groups] == [6, 7, 8] and drawn == 3
+    assert [group.prompt.id for group in found.scored.groups] == [6, 7, 8] and drawn == 3
 
 
 def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_teach_nothing():
@@ -135,19 +135,19 @@ class Events:
 
     def __init__(self):
         self.seen: list[str] = []
-        self.columns = {}
+        self.columns, self.metrics = {}, {}
 
     def add(self, index: int, ended: Rollout) -> None:
         self.seen.append(f"add {index}")
 
-    def ask(self) -> None:
-        self.seen.append("ask")
+    def ask(self, responses: Sequence[Rollout]) -> None:
+        self.seen.append(f"ask for {len(responses)}")
 
-    def wait(self, count: int) -> None:
-        self.seen.append(f"wait for {count}")
+    def wait(self) -> None:
+        self.seen.append("wait")
 
 
-def test_lanes_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch):
+def test_threads_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch):
     reads = Events()
 
     def wait_for_rewards(*given: Any, wait=collect.wait_for_rewards) -> Any:
@@ -157,7 +157,7 @@ def test_lanes_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatch)
     monkeypatch.setattr(collect, "wait_for_rewards", wait_for_rewards)
     collected([True] * 3, 0, reads=reads)
     ended = [f"add {i}" for i in range(WANTED * SAMPLES)]
-    assert reads.seen == [*ended, "ask", "rewards", f"wait for {len(ended)}"]
+    assert reads.seen == [*ended, f"ask for {len(ended)}", "rewards", "wait"]
 
 
 def response(index: int) -> Rollout:
@@ -178,15 +178,15 @@ def squares(rollouts: Sequence[Rollout]) -> Columns:
 @given(st.permutations(range(12)))
 def test_columns_are_in_the_order_of_responses_whichever_ends_first(order: list[int]):
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        early = EarlyColumns([Lane(one, sums), Lane(other, squares)])
+        reads = ReadsAsTheyEnd([ReadingThread(one, sums), ReadingThread(other, squares)])
         for index in order:
-            early.add(index, response(index))
-        early.wait(len(order))
+            reads.add(index, response(index))
+        reads.wait()
     every = [response(i) for i in range(len(order))]
     expected = {**sums(every), **squares(every)}
-    assert early.columns.keys() == expected.keys()
+    assert reads.columns.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_equal(early.columns[name], values)
+        np.testing.assert_equal(reads.columns[name], values)
 
 
 def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
@@ -197,29 +197,29 @@ def test_at_the_end_of_a_rollout_the_rest_is_read_before_anybody_waits_for_it():
         return sums(rollouts)
 
     with ThreadPoolExecutor(1) as thread:
-        early = EarlyColumns([Lane(thread, predict, lambda some: False)])
-        early.add(0, response(0))
+        reads = ReadsAsTheyEnd([ReadingThread(thread, predict, lambda some: False)])
+        reads.add(0, response(0))
         assert not has_read.is_set()
-        early.ask()
+        reads.ask([])
         assert has_read.wait(30)
-        early.wait(1)
+        reads.wait()
 
 
-def test_an_error_of_a_lane_ends_the_iteration():
+def test_an_error_of_a_thread_ends_the_iteration():
     def fail(rollouts: Sequence[Rollout]) -> Columns:
-        raise RuntimeError("the lane's devices are gone")
+        raise RuntimeError("the thread's devices are gone")
 
     with ThreadPoolExecutor(1) as thread:
-        early = EarlyColumns([Lane(thread, fail)])
-        early.add(0, response(0))
+        reads = ReadsAsTheyEnd([ReadingThread(thread, fail)])
+        reads.add(0, response(0))
         with pytest.raises(RuntimeError, match="devices are gone"):
-            early.wait(1)
+            reads.wait()
         with pytest.raises(RuntimeError, match="devices are gone"):
-            early.add(1, response(1))
+            reads.add(1, response(1))
 
 
-def test_without_lanes_nothing_is_known_early():
-    early = EarlyColumns([])
-    early.add(0, response(0))
-    early.wait(1)
-    assert early.columns == {}
+def test_without_threads_nothing_is_known_early():
+    reads = ReadsAsTheyEnd([])
+    reads.add(0, response(0))
+    reads.wait()
+    assert reads.columns == {}

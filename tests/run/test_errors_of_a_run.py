@@ -70,7 +70,7 @@ ERRORS = [
     ("pat_jax.engine.device_executor:DeviceExecutor.collect", 9, "KeyboardInterrupt", 130, None),
     ("pat_jax.run.learning:training_batch", 1, "MemoryError", 1, None),
     ("pat_jax.run.logging.progress:Progress.step", 0, "BrokenPipeError", 1, None),
-    ("pat_jax.run.loop:describe_memory", 0, "UserError", 2, None),
+    ("pat_jax.run.report:describe_memory", 0, "UserError", 2, None),
 ]
 
 

@@ -107,10 +107,10 @@ def watched(seen: Seen) -> Iterator[None]:
         seen.on_collected(len(seen.tokens))
         return found
 
-    def watched_learn(self: Learner, step: int, found: Experience) -> Learned:
-        if "old_logprobs" in found.columns:
+    def watched_learn(self: Learner, found: Experience) -> Learned:
+        if "old_logprobs" in found.scored.columns:
             seen.old_gaps.append(differs_from_own(self, found))
-        return learn(self, step, found)
+        return learn(self, found)
 
     def watched_update(self: Trainer, *state_and_batch: Any):
         seen.threads.append(threading.current_thread().name)
@@ -127,10 +127,11 @@ def watched(seen: Seen) -> Iterator[None]:
 
 def differs_from_own(learner: Learner, found: Experience) -> float:
     """The largest difference between the old log-probabilities and those of the present policy."""
-    rollouts = [x for group in found.groups for x in group.rollouts]
+    rollouts = [x for group in found.scored.groups for x in group.rollouts]
     batch = to_read_batch(rollouts, learner._roles.micro_shapes)
     batch = learner._roles.predict(learner.states, batch)
-    pairs = zip(batch.by_response("old_logprobs"), found.columns["old_logprobs"], strict=True)
+    early = found.scored.columns["old_logprobs"]
+    pairs = zip(batch.by_response("old_logprobs"), early, strict=True)
     return max(float(np.abs(own - old).max()) for own, old in pairs)
 
 
@@ -158,8 +159,8 @@ def spans(seen: Seen, name: str) -> list[Span]:
     return [span for span in seen.spans if span.name == name]
 
 
-def lanes() -> Sequence[str]:
-    return [x.name for x in threading.enumerate() if x.name.startswith("lane")]
+def threads() -> Sequence[str]:
+    return [x.name for x in threading.enumerate() if x.name.startswith("reads")]
 
 
 @pytest.mark.slow  # three runs
@@ -171,8 +172,8 @@ def test_a_batch_is_sampled_from_the_policy_before_the_update_that_goes_on(tmp_p
     assert late.tokens[:2] == fixed.tokens and late.tokens[1] != newest.tokens[1]
     first, *others = late.policies  # one more update before each batch but the first two
     assert others[0] == first and len({first, *others[1:]}) == STEPS - 1
-    assert late.compiled == [] and len(late.tokens) == STEPS and lanes() == []
-    assert all(name.startswith("lane") for name in late.threads)
+    assert late.compiled == [] and len(late.tokens) == STEPS and threads() == []
+    assert all(name.startswith("reads") for name in late.threads)
     assert {*newest.threads} == {"MainThread"}
     assert len(late.old_gaps) == STEPS
     assert max(late.old_gaps) < 1e-5  # of the policy that learns, not of the one that sampled
@@ -206,7 +207,7 @@ def test_a_stopped_run_completes_its_update_and_goes_on_with_the_same_prompts(tm
     folder = tmp_path / "run"
     with pytest.raises(Stopped):
         trained(folder, *LAG, seen=(stopped := StoppedInThird()))
-    assert [x.name for x in checkpoints_in(folder / "checkpoints")] == ["2"] and lanes() == []
+    assert [x.name for x in checkpoints_in(folder / "checkpoints")] == ["2"] and threads() == []
     assert [row["step"] for row in rows(folder)] == [1, 2]
 
     resumed = trained(folder, *LAG, "--resume", "true")
@@ -242,7 +243,7 @@ def test_an_error_of_an_update_ends_the_run_and_keeps_the_step_before(
     with pytest.raises(RuntimeError, match="a device has gone"):
         trained(folder, *options, seen=(failed := FailsInSecond()))
     assert [x.name for x in checkpoints_in(folder / "checkpoints")] == ["1"]
-    assert [row["step"] for row in rows(folder)] == [1] and lanes() == []
+    assert [row["step"] for row in rows(folder)] == [1] and threads() == []
     assert "the policy after step 1 is saved; go on with: " in capsys.readouterr().err
 
     # Of the two batches that were collected, one was learned from.

@@ -73,10 +73,11 @@ def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
     config = parse([*TINY, *OPTIONS.split(), *reward, "--run_dir", str(folder), *more])
     found, made = Recorded(), learning.training_batch
 
-    def recording(config, roles, shapes, groups, rewards, states, *beta) -> Any:
-        batch, measured = made(config, roles, shapes, groups, rewards, states, *beta)
+    def recording(algorithm, scored, rewards, read, **options) -> Any:
+        batch, measured = made(algorithm, scored, rewards, read, **options)
+        (states,) = read.args
         found.states.append(jax.device_get({k: state.params for k, state in states.items()}))
-        found.responses.append([one for group in groups for one in group.rollouts])
+        found.responses.append([one for group in scored.groups for one in group.rollouts])
         found.batches.append(batch)
         return batch, measured
 

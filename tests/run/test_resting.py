@@ -14,7 +14,7 @@ from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.loop import Run
+from pat_jax.run.opened import Run
 from pat_jax.run.roles import resting
 from pat_jax.run.roles.resting import Rest, settled_rest
 from pat_jax.run.scoring import open_scorer

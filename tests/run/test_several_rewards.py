@@ -1,7 +1,6 @@
 """Rewards of several functions on their way to advantages, against formulas in float64, and how they are shaped."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.outcome import Cause, Failure
@@ -53,16 +50,15 @@ def drawn_with(*scores: Any, weights=WEIGHTS) -> Drawn:
 def advantages(drawn: Drawn, name: str = "grpo", **options: Any) -> np.ndarray:
     """The advantage of each response: the same at all of its tokens."""
     algorithm = AlgorithmConfig(mini_batch_size=GROUPS, **ALGORITHMS[name], **options)
-    config = RunConfig(
-        rollout=RolloutConfig(
-            prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=8
-        ),
-        algorithm=algorithm,
+    batch, _ = training_batch(
+        algorithm,
+        drawn.scored,
+        drawn.rewards,
+        lambda batch: batch,
+        beta=0.0,
+        micro_shapes=[(4, 16)],
+        longest=8,
     )
-    policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"))
-    roles: Any = SimpleNamespace(policy=policy, readers={}, predict=lambda states, batch: batch)
-    made_of = drawn.groups, drawn.rewards, {}, None, drawn.by_function
-    batch, _ = training_batch(config, roles, [(4, 16)], *made_of)
     found = batch.by_response("advantages")
     for each in found:
         np.testing.assert_array_equal(each, each[0])
@@ -101,9 +97,9 @@ def test_a_group_teaches_gdpo_if_one_function_tells_its_responses_apart():
     opposed, same = [0.0, 1.0, 0.0, 1.0], [1.0] * SAMPLES
     turned = [1 - x for x in opposed]
     scores = drawn_with([opposed, same, same], [turned, same, opposed], weights=(1.0, 1.0))
-    assert scores.by_function.has_signal.tolist() == [True, False, True]
+    assert scores.scored.by_function.has_signal.tolist() == [True, False, True]
     only_measured = drawn_with([same] * 3, [opposed] * 3, weights=(1.0, 0.0))
-    assert only_measured.by_function.has_signal.tolist() == [False] * 3
+    assert only_measured.scored.by_function.has_signal.tolist() == [False] * 3
     assert advantages(scores, name="gdpo")[1].tolist() == [0.0] * SAMPLES
 
 

@@ -95,13 +95,14 @@ class Spoilt:
         self.states: list[TrainState] = []
         self.batches: list[TrainBatch] = []
 
-    def __call__(self, config, trainer, shapes, groups, rewards, *policies) -> Any:
-        batch, measured = training_batch(config, trainer, shapes, groups, rewards, *policies)
+    def __call__(self, algorithm, scored, rewards, read, **options) -> Any:
+        batch, measured = training_batch(algorithm, scored, rewards, read, **options)
         if self.states:
-            rollouts = [one for group in groups for one in group.rollouts]
+            rollouts = [one for group in scored.groups for one in group.rollouts]
             nan = [np.full(len(one.tokens), np.nan) for one in rollouts]
             batch = batch.with_column("advantages", nan)
-        self.states.append(jax.device_get(policies[0]["train"]))
+        (states,) = read.args
+        self.states.append(jax.device_get(states["train"]))
         self.batches.append(batch)
         return batch, measured
 

@@ -15,7 +15,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.logging.speed import describe_memory, describe_update, sequence_lengths
+from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of, sequence_lengths
 from pat_jax.training.model_flops import matrix_weights, training_flops
 
 SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)
@@ -121,12 +121,16 @@ def fakes(kind: str, *peaks: int | None) -> list[Any]:
 
 def test_utilisation_is_a_share_of_the_peak_of_all_devices():
     devices = fakes("NVIDIA H200", None, None)
-    found = describe_update(SHAPE, devices, sequence_lengths(groups(8, 18)), passes=3, seconds=0.5)
+    lengths, whole = sequence_lengths(groups(8, 18)), Policy.from_config(SHAPE)
+    trained: Any = SimpleNamespace(policy=whole, lora=None)
+    flops = 3 * flops_of(trained, lengths)
+    found = describe_update(devices, lengths, seconds=0.5, flops=flops)
     assert found["train/tokens_per_s"] == 60
     done = 3 * (by_hand(SHAPE, 10) + by_hand(SHAPE, 20)) / 0.5
     assert found["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
-    lengths, shared = sequence_lengths(groups(8, 18)), np.array([0, 1])
-    less = describe_update(SHAPE, devices, lengths, shared, passes=3, seconds=0.5)
+    shared = np.array([0, 1])
+    flops = 3 * flops_of(trained, lengths, shared)
+    less = describe_update(devices, lengths, shared, seconds=0.5, flops=flops)
     assert less["train/tokens_per_s"] == 58
     done -= 3 * by_hand(SHAPE, 1) / 0.5
     assert less["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
@@ -134,6 +138,6 @@ def test_utilisation_is_a_share_of_the_peak_of_all_devices():
 
 def test_what_a_device_does_not_say_is_no_metric():
     devices = jax.devices()
-    found = describe_update(SHAPE, devices, sequence_lengths(groups(8)), passes=1, seconds=1.0)
+    found = describe_update(devices, sequence_lengths(groups(8)), seconds=1.0, flops=1.0)
     assert set(found) == {"train/tokens_per_s"} and describe_memory(devices) == {}
     assert describe_memory(fakes("", None, 2**30, 3 * 2**29)) == {"memory/peak_gib": 1.5}

@@ -23,7 +23,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.distillation import with_teacher
+from pat_jax.run.advantages import with_teacher
 from pat_jax.run.roles.role_params import load_frozen
 from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.build import micro_shapes

@@ -3,16 +3,17 @@ are shown nowhere."""
 
 import logging
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from runs import TINY, json_lines, run
 
-from pat_jax.config.run import RolloutConfig, RunConfig
+from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
+from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import nothing_to_learn
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.unmoved import (
@@ -114,9 +115,9 @@ def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
     ],
 )
 def test_a_step_of_which_nothing_is_learned_says_why(truncated, finishes, rewards, words):
-    config = RunConfig(rollout=RolloutConfig(max_completion_length=160))
-    config = replace(config, algorithm=replace(config.algorithm, truncated=truncated))
-    found = nothing_to_learn(config, groups_of(*finishes), np.array([rewards]))
+    by_function = ScoresByFunction(np.array([[rewards]]), (1.0,))
+    scored = ScoredGroups(groups_of(*finishes), np.array([rewards]), by_function, {})
+    found = nothing_to_learn(AlgorithmConfig(truncated=truncated), scored, 160)
     assert found.startswith(words) and bool(found) == bool(words)
     is_cut = CUT_OFF in finishes and "masked" in found
     assert ("--rollout.max_completion_length" in found) == is_cut

@@ -8,40 +8,42 @@ from jaxtyping import Int
 from pat_jax.common.chips import chip_of
 from pat_jax.common.devices import Device
 from pat_jax.engine.sizing.device_memory import peak_bytes
-from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB
 from pat_jax.rl.batches.types import RolloutGroup
 from pat_jax.training.model_flops import training_flops
+from pat_jax.training.trainable_params import TrainableParams
 
 
 def describe_update(
-    model: ModelConfig,
     devices: Sequence[Device],
     lengths: Int[np.ndarray, " sequences"],
     shared: Int[np.ndarray, " sequences"] | int = 0,
     *,
-    passes: int,
     seconds: float,
-    adapter_weights: int | None = None,
-    more_flops: float = 0.0,
+    flops: float,
 ) -> dict[str, float]:
     """Returns the metrics of an update's speed, without `train/mfu` if the peak is not known.
 
     Args:
       lengths: tokens of each sequence.
       shared: number of its first tokens that are computed together with another sequence.
-      passes: forward and backward passes over the sequences.
       seconds: time of the whole update.
-      adapter_weights: adapter weights that each token is multiplied with; None: the whole model is
-        trained.
-      more_flops: floating-point operations of other models that the update trains.
+      flops: floating-point operations of all its forward and backward passes.
     """
     measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
     if chip := chip_of(devices[0].device_kind):
-        peak = chip.flops_s * len(devices)
-        flops = training_flops(model, lengths, shared, adapter_weights=adapter_weights)
-        measured["train/mfu"] = (passes * flops + more_flops) / seconds / peak
+        measured["train/mfu"] = flops / seconds / (chip.flops_s * len(devices))
     return measured
+
+
+def flops_of(
+    trained: TrainableParams,
+    lengths: Int[np.ndarray, " sequences"],
+    shared: Int[np.ndarray, " sequences"] | int = 0,
+) -> float:
+    """Returns the floating-point operations of a model's pass over these sequences."""
+    weights = trained.lora.active_weights if trained.lora else None
+    return training_flops(trained.policy.config, lengths, shared, adapter_weights=weights)
 
 
 def describe_memory(devices: Sequence[Device]) -> dict[str, float]:

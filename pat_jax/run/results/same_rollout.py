@@ -13,7 +13,7 @@ from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split
 from pat_jax.run.files.shown_switch import ShownSwitch
 from pat_jax.run.generation import full_load, sampled, training_requests
-from pat_jax.run.loop import Run
+from pat_jax.run.opened import Run
 
 TAIL = 4  # the switch comes when one in so many responses is unfinished
 

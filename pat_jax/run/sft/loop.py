@@ -17,7 +17,7 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
-from pat_jax.run.logging.speed import describe_memory, describe_update
+from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.steps import Steps, steps_after
@@ -182,15 +182,9 @@ class SftRun:
 
     def describe(self, examples: Sequence[Any], seconds: float) -> dict[str, float]:
         """Returns the metrics of an update that took `seconds`."""
-        lora = self.trainer.trained.lora
-        speed = describe_update(
-            self.setup.policy.config,
-            self.setup.devices,
-            self.lessons.lengths(examples),
-            passes=1,
-            seconds=seconds,
-            adapter_weights=lora.active_weights if lora else None,
-        )
+        lengths = self.lessons.lengths(examples)
+        flops = flops_of(self.trainer.trained, lengths)
+        speed = describe_update(self.setup.devices, lengths, seconds=seconds, flops=flops)
         return speed | {"train/tokens_in_loss": self.lessons.num_in_loss(examples)}
 
     def evaluate(self, steps: Steps, position: Position) -> None:

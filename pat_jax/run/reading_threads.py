@@ -1,0 +1,85 @@
+"""The threads that run models on devices which do no rollouts.
+
+Two threads must not give programs to one device: the models whose devices overlap have one thread
+together. With several processes there are none: programs would have to begin in the same order in
+all. Knows roles and devices. Does not know which responses there are (`reads.py`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from pat_jax.common.hosts.together import process_group
+from pat_jax.config.placement import PlacementConfig
+from pat_jax.rl.batches.packing import fills
+from pat_jax.rl.batches.types import Rollout
+from pat_jax.run.reads import ReadingThread, predicted
+from pat_jax.run.start.setup import Setup
+from pat_jax.training.roles import Roles, States
+
+
+@dataclass(frozen=True)
+class Threads:
+    """What runs beside the rollouts of a run."""
+
+    readers: Sequence[ReadingThread] = ()
+    updates: Executor | None = None  # None: no update goes on beside rollouts
+
+
+@contextmanager
+def open_threads(
+    setup: Setup,
+    states: Callable[[], States],
+    placement: PlacementConfig,
+    *,
+    is_deterministic: bool,
+) -> Iterator[Threads]:
+    """Yields the threads of a run, and gives each reward model its own.
+
+    There are none if all models share the rollouts' devices, with several processes, and with
+    `--deterministic`: what is read together would depend on the clock.
+
+    Args:
+      states: returns the present states of trained roles.
+    """
+    if is_deterministic or not process_group().is_alone:
+        yield Threads()
+        return
+    rollout = frozenset(setup.engine.mesh.devices.flat)
+    reads = [x for x in setup.roles.predictions(states) if x.is_column]
+    reward_models = list(setup.reward_models.values())
+    # What an update needs once all columns are there.
+    trained = (role.layout.devices for role in setup.roles.trained if placement.lag)
+    of_updates = frozenset().union(*trained)
+    every = [x.devices for x in reads] + [x.reader.devices for x in reward_models] + [of_updates]
+    readers, updates = list[ReadingThread](), None
+    with ExitStack() as ends:
+        for number, group in enumerate(_joined([x for x in every if x and not x & rollout])):
+            thread = ThreadPoolExecutor(1, thread_name_prefix=f"reads{number}")
+            ends.callback(thread.shutdown, cancel_futures=True)
+            for one in reward_models:
+                if one.reader.devices <= group:
+                    one.scores.score_on(thread)
+                    ends.callback(one.scores.score_on, None)
+            if own := [x for x in reads if x.devices <= group]:
+                read = partial(predicted, own, setup.roles.micro_shapes)
+                readers.append(ReadingThread(thread, read, partial(_fill, setup.roles)))
+            if of_updates and of_updates <= group:
+                updates = thread
+        yield Threads(readers, updates)
+
+
+def _fill(roles: Roles, rollouts: Sequence[Rollout]) -> bool:
+    lengths = [len(one.prompt.tokens) + len(one.tokens) for one in rollouts]
+    return fills(lengths, roles.micro_shapes)
+
+
+def _joined(places: Sequence[frozenset]) -> list[frozenset]:
+    """Returns the unions of places that overlap, directly or by others."""
+    groups: list[frozenset] = []
+    for place in places:
+        apart = [group for group in groups if not group & place]
+        groups = [*apart, place.union(*(group for group in groups if group & place))]
+    return groups

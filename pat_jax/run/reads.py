@@ -1,0 +1,149 @@
+"""What models read of a batch of responses: log-probabilities and values, as columns of a batch.
+
+Models whose devices do no rollouts read responses as they end, on threads (`reading_threads.py`).
+Models of whole processes read once all have ended, and their processes exchange what they found. All
+others read when they learn (`learning.py`). Does not know what the columns are for.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+import numpy as np
+
+from pat_jax.common.gathering import Gathering, is_any
+from pat_jax.common.owners import is_absent, known_to_all
+from pat_jax.rl.batches.batches import to_read_batch
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.types import Rollout
+from pat_jax.training.roles import Prediction
+
+Columns = Mapping[str, Sequence[np.ndarray]]  # by name; of each response, at its tokens
+Predict = Callable[[Sequence[Rollout]], Columns]
+
+
+def predicted(
+    reads: Sequence[Prediction],
+    micro_shapes: Sequence[Shape],
+    rollouts: Sequence[Rollout],
+    *,
+    shares_prompts: bool = False,
+) -> Columns:
+    """Returns what some models read of these responses."""
+    batch = to_read_batch(rollouts, micro_shapes, shares_prompts=shares_prompts)
+    for one in reads:
+        batch = one.added_to(batch)
+    return {one.column: batch.by_response(one.column) for one in reads}
+
+
+@dataclass(frozen=True)
+class ReadingThread:
+    """Models on devices that do no rollouts, and the one thread that runs them."""
+
+    thread: Executor
+    predict: Predict  # what these models read, with their present parameters
+    # Whether responses fill micro-batches; fewer wait while others are generated.
+    fills: Callable[[Sequence[Rollout]], bool] = is_any
+
+    def fills_with(self, ended: Sequence[tuple[int, Rollout]]) -> bool:
+        return self.fills([rollout for _, rollout in ended])
+
+
+class ReadsAsTheyEnd:
+    """The columns of one batch of responses, read while others are still generated.
+
+    Attributes:
+      columns: once `wait` has returned.
+      busy_seconds: of all threads.
+      waited_seconds: after the rewards, for the columns.
+    """
+
+    def __init__(self, threads: Sequence[ReadingThread] = ()):
+        self.columns: Columns = {}
+        self.busy_seconds = self.waited_seconds = 0.0
+        self._lock, self._found = Lock(), dict[str, dict[int, np.ndarray]]()
+        self._threads = [
+            Gathering(one.thread, partial(self._read, one.predict), one.fills_with)
+            for one in threads
+        ]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`reward/early_*`; empty if nothing is read as responses end."""
+        seconds = {"early_seconds": self.busy_seconds, "early_waited_seconds": self.waited_seconds}
+        return {f"reward/{name}": x for name, x in seconds.items()} if self._threads else {}
+
+    def add(self, index: int, ended: Rollout) -> None:
+        """Adds the response `index`, which has ended, and returns at once. Raises whatever a thread
+        has raised meanwhile."""
+        for one in self._threads:
+            one.add((index, ended))
+
+    def ask(self, responses: Sequence[Rollout]) -> None:
+        """Has the threads read the rest now that all responses have ended, and returns at once."""
+        del responses  # all were added
+        for one in self._threads:
+            one.ask()
+
+    def wait(self) -> None:
+        """Waits for the columns of all responses."""
+        start = time.perf_counter()
+        for one in self._threads:
+            one.wait()
+        self.waited_seconds = time.perf_counter() - start
+        self.columns = {
+            name: [found[i] for i in range(len(found))] for name, found in self._found.items()
+        }
+
+    def _read(self, predict: Predict, ended: Sequence[tuple[int, Rollout]]) -> None:
+        start = time.perf_counter()
+        found = predict([rollout for _, rollout in ended])
+        with self._lock:
+            self.busy_seconds += time.perf_counter() - start
+            for name, values in found.items():
+                by_index = self._found.setdefault(name, {})
+                by_index |= {i: x for (i, _), x in zip(ended, values, strict=True)}
+
+
+class ReadsByProcess:
+    """The columns of one batch of responses, each read by the processes that own its model.
+
+    Each process reads with its own models while others read with theirs, and score with reward
+    models. Then all exchange what they have found.
+
+    Args:
+      reads: what all models read, in the same order in every process.
+      shares_prompts: whether responses may share their prompt in a row.
+    """
+
+    metrics: Mapping[str, float] = {}
+
+    def __init__(
+        self, reads: Sequence[Prediction], micro_shapes: Sequence[Shape], *, shares_prompts: bool
+    ):
+        self.columns: Columns = {}  # once `wait` has returned
+        self._reads, self._own = reads, [x for x in reads if not is_absent(x.devices)]
+        self._micro_shapes, self._shares_prompts = micro_shapes, shares_prompts
+        self._found: Columns = {}  # by this process's models
+
+    def add(self, index: int, ended: Rollout) -> None:
+        """Does nothing: all responses are read together."""
+
+    def ask(self, responses: Sequence[Rollout]) -> None:
+        """Reads all responses with this process's models."""
+        self._found = predicted(
+            self._own, self._micro_shapes, responses, shares_prompts=self._shares_prompts
+        )
+
+    def wait(self) -> None:
+        """Waits for the columns that other processes have read."""
+        self.columns = {
+            one.column: known_to_all(one.column, one.devices, self._found.get(one.column, ()))
+            for one in self._reads
+        }
+
+
+Reads = ReadsAsTheyEnd | ReadsByProcess  # of one batch
