@@ -1,7 +1,7 @@
 """Turns the rewards of an iteration into advantages of its tokens.
 
-Length penalties, the KL to the reference and a teacher's term are part of them. Knows the options of
-the algorithm and the columns of a batch. Does not know models, nor how rewards came about.
+Length penalties, the KL to the reference and a teacher's term are part of them. Knows the options
+of the algorithm and the columns of a batch. Does not know models, nor how rewards came about.
 """
 
 from collections.abc import Mapping, Sequence

@@ -164,8 +164,8 @@ class Collector:
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """Returns what an iteration learns from, after `step` others. Raises UserError if the reward
-        function cannot work, or if a response could not be sampled."""
+        """Returns what an iteration learns from, after `step` others. Raises UserError if the
+        reward function cannot work, or if a response could not be sampled."""
         drawn, parts, wanted = list[Drawn](), list[ScoredGroups](), self._rollout.prompts_per_step
         with self.unfinished.iteration(step, generator.policy) as kept:
             while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self._num_redraws:
@@ -182,8 +182,8 @@ class Collector:
         )
 
     def _teaches(self, drawn: ScoredGroups) -> Bool[np.ndarray, " groups"] | slice:
-        """Whether the algorithm finds a difference between the responses of a group. Without dynamic
-        sampling that is not asked."""
+        """Whether the algorithm finds a difference between the responses of a group. Without
+        dynamic sampling that is not asked."""
         if not self._num_redraws:
             return slice(None)
         if self._by_function:

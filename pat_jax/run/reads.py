@@ -1,8 +1,8 @@
 """What models read of a batch of responses: log-probabilities and values, as columns of a batch.
 
 Models whose devices do no rollouts read responses as they end, on threads (`reading_threads.py`).
-Models of whole processes read once all have ended, and their processes exchange what they found. All
-others read when they learn (`learning.py`). Does not know what the columns are for.
+Models of whole processes read once all have ended, and their processes exchange what they found.
+All others read when they learn (`learning.py`). Does not know what the columns are for.
 """
 
 import time
