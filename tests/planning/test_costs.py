@@ -21,6 +21,7 @@ LATENCY = made_up_latency(
     lengths=(64, 100, 128),
 )
 LATENCY = replace(LATENCY, prefill_table={key: 0.01 * key[1] for key in LATENCY.prefill_table})
+TABLES = CostTables.of(LATENCY, SPLITS)
 
 
 READING = replace(LATENCY, reads="held")
@@ -44,6 +45,31 @@ def test_every_step_that_reads_what_rows_hold_is_the_latency_models(latency, row
             n = int(np.ceil(fullest[i, j]))
             held = fullest[i, j] * share * length
             assert steps[i, j] == pytest.approx(latency.decode_step(split, n, length, held))
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5),
+    st.integers(1, 500),
+)
+def test_every_price_is_the_latency_models(rows, context):
+    fullest = np.array(rows).T
+    contexts = context + 30 * np.arange(len(rows))
+    steps = TABLES.steps(fullest, contexts, contexts)
+    running = np.array([[8], [4], [3], [2]]) * fullest.max(axis=0)
+    migrations = TABLES.migrations(fullest, running, contexts)
+    recomputations = TABLES.recomputations(fullest, contexts)
+    for j, length in enumerate(contexts.tolist()):
+        for i, split in enumerate(SPLITS):
+            n = int(np.ceil(fullest[i, j]))
+            assert steps[i, j] == pytest.approx(LATENCY.decode_step(split, n, length))
+            assert recomputations[i, j] == pytest.approx(LATENCY.recompute(split, n, length))
+            for k, target in enumerate(SPLITS):
+                expected = (
+                    0.0
+                    if i == k
+                    else LATENCY.migrate(split, target, fullest[i, j], running[i, j], length)
+                )
+                assert migrations[i, k, j] == pytest.approx(expected)
 
 
 def test_layouts_may_have_buckets_of_their_own():
