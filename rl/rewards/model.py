@@ -74,8 +74,8 @@ class RewardModel:
             self._gathering = Gathering(thread, score, self._fill)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Tokenizes the responses; they are scored by `score_on` or `score_waiting`. Call it on one
-        thread.
+        """Tokenizes the responses; the thread of `score_on` or `score_waiting` scores them. Call it
+        on one thread.
 
         A program of fixed shapes has no time limit: `seconds` has no effect.
         """
