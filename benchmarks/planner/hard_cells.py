@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.planner.kernel_tables import GPUS, SPLITS, machine_of, measured_kernels, options_of
-from pat_jax.config.run import AlgorithmConfig, RunConfig
+from pat_jax.config.programs import of_rollouts
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
@@ -172,10 +173,6 @@ def _memory(model: str, size: int, lengths: tuple[int, int], pool_gib: float) ->
     prompts = -(-size // SAMPLES)
     config = replace(options_of(lengths), prompts_per_step=prompts)
     one_page = page_bytes(preset(model), config.page_size, jnp.bfloat16)
-    run = RunConfig(
-        compute_dtype="bfloat16",
-        train=False,
-        rollout=replace(config, kv_pages=int(pool_gib * GIB / one_page)),
-        algorithm=AlgorithmConfig(mini_batch_size=prompts),
-    )
+    rollout = replace(config, kv_pages=int(pool_gib * GIB / one_page))
+    run = of_rollouts(rollout, SpeculationConfig(), "bfloat16")
     return by_arithmetic(Order.of(Target.parse(GPUS[GPU]), run, preset(model), (0,))).memory

@@ -15,7 +15,7 @@ from statistics import median
 
 from benchmarks.report import machine, options, write
 from pat_jax.common.devices import configure
-from pat_jax.config.run import RunConfig
+from pat_jax.config.programs import program_choice
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
@@ -41,8 +41,9 @@ def machine_of(sequences: int, cap: int, target: Target) -> Machine:
         max_completion_length=cap,
         speculation=SpeculationConfig("none"),
     )
-    run: RunConfig = config.run(target)
-    build = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
+    model, platform = preset(MODEL), target.chip.platform
+    run = program_choice(config.run(target), num_layers=model.num_layers, platform=platform)
+    build = by_arithmetic(Order.of(target, run, model, (2, 4)))
     costs = costs_of(build, None, "one-shot")
     return Machine.of(
         costs.latency,

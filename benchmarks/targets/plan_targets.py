@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import options, write
+from pat_jax.config.programs import program_choice
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.layout.chain import expert_ways
 from pat_jax.models.config import ModelConfig
@@ -168,9 +169,11 @@ def processor_seconds() -> float:
 
 def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, config = Target.parse(target_name), run_config(args.sequences, args.length)
-    here = by_arithmetic(Order.of(target, config, preset(model_name), DEPTHS[args.layers]))
+    model, platform = preset(model_name), target.chip.platform
+    run = program_choice(config, num_layers=model.num_layers, platform=platform)
+    here = by_arithmetic(Order.of(target, run, model, DEPTHS[args.layers]))
     model = replace(here.order.model, num_layers=here.order.depths[-1])
-    shallow = by_arithmetic(Order.of(target, config, model, DEPTHS["all"]))
+    shallow = by_arithmetic(Order.of(target, run, model, DEPTHS["all"]))
     start, before = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         texts = args.hlo or Path(folder)

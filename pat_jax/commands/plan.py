@@ -13,6 +13,7 @@ from pat_jax.common.rules import check_context
 from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
 from pat_jax.config.critic import REWARD_MODEL
+from pat_jax.config.programs import program_choice
 from pat_jax.config.role_table import CRITIC, TEACHER
 from pat_jax.engine.record.plot import draw_rollout, plot_rollout
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, shape_of
@@ -109,7 +110,12 @@ def question_of(config: PlanConfig, command: str) -> Question:
     draft_model = drafter.policy and drafter.policy.config
     depths = DEPTHS[config.layers if has_equal_layers(model) else "all"]
     others = others_of(config, model)
-    run = config.run(target)
+    run = program_choice(
+        config.run(target),
+        [*others],
+        num_layers=model.num_layers,
+        platform=target.chip.platform,
+    )
     order = settled(Order.of(target, run, model, depths, draft_model, others))
     check_room(order, config.model)
     build = by_arithmetic(order)

@@ -5,6 +5,9 @@ from typing import Literal
 
 from pat_jax.config.optimizer import OptimizerState
 
+SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
+SCANNED_FROM = 8  # layers
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -18,6 +21,16 @@ class Compute:
     remat: Literal["full", "attention", "dots", "none"] = "none"
     scan_layers: Literal["auto", "true", "false"] = "auto"
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
+
+    def scans(self, num_layers: int, platform: str) -> bool:
+        """Whether training runs the layers of a model as a loop.
+
+        Args:
+          platform: `jax.Device.platform` of the devices.
+        """
+        if self.scan_layers != "auto":
+            return self.scan_layers == "true"
+        return (platform, self.dtype) in SCANNED_ON and num_layers >= SCANNED_FROM
 
 
 @dataclass(frozen=True)

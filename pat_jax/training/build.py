@@ -36,8 +36,6 @@ from pat_jax.training.passes import model_functions
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
 # compilers take longest per layer, and the number of layers from which it shows.
-SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
-SCANNED_FROM = 8  # layers
 ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
 GROUP_UNIT = 8  # the same for rows that hold a whole group
 SHORTEST_ROW = 64  # tokens, of a run that learns from files
@@ -98,8 +96,7 @@ def functions_of(
     Raises:
       OptionError: the devices do not support an option.
     """
-    asked = compute.scan_layers, policy.config.num_layers, layout.platform, compute.dtype
-    is_scanned = scans_layers(*asked)
+    is_scanned = compute.scans(policy.config.num_layers, layout.platform)
     require(
         not (is_scanned and layout.platform == "cpu" and compute.dtype == "bfloat16"),
         "scan_layers",
@@ -115,18 +112,6 @@ def functions_of(
         router_replay=router_replay,
         experts=compute.experts,
     )
-
-
-def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str) -> bool:
-    """Whether training runs the layers of a model as a loop.
-
-    Args:
-      option: `--scan_layers`.
-      platform: `jax.Device.platform` of the devices.
-    """
-    if option != "auto":
-        return option == "true"
-    return (platform, compute_dtype) in SCANNED_ON and num_layers >= SCANNED_FROM
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:

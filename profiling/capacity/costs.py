@@ -36,7 +36,7 @@ class SourcedLatency:
 def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLatency:
     """The times of every load that the run of `build` may have: from the user's `profile`, or
     composed from kernels. `sums` names how GPUs sum over NVLink."""
-    order, rollout, buckets = build.order, build.order.config.rollout, build.buckets
+    order, rollout, buckets = build.order, build.order.run.rollout, build.buckets
     if profile:
         return profiled(profile, order, buckets, build.drafter)
     kernels = ModelledKernels(order.target, BYTES if rollout.weights == "auto" else 1, sums)
@@ -159,14 +159,14 @@ _UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 
 def _check(path: Path, subject: Subject, order: Order) -> None:
-    target, config = order.target, order.config
+    target, run = order.target, order.run
     model = json.loads(json.dumps(asdict(order.model)))  # a profile's has lists, no tuples
     model = {name: value for name, value in model.items() if name not in _UNTIMED}
     expected = model | {
         "devices": target.num_devices,
         "backend": "gpu" if target.chip.platform == "cuda" else target.chip.platform,
-        "dtype": config.compute_dtype,
-        "weights": config.rollout.weights,
+        "dtype": run.dtype,
+        "weights": run.rollout.weights,
     }
     found = {**subject.model, "devices": subject.num_devices}
     found |= {name: getattr(subject, name) for name in ("backend", "dtype", "weights")}

@@ -21,10 +21,10 @@ def inside_hosts(
     """
     order = updating.built.order
     size = order.target.devices_per_host
-    if order.target.num_hosts == 1 or order.config.fsdp_size:
+    if order.target.num_hosts == 1 or order.run.fsdp_size:
         return
     here = replace(updating, programs=())
-    divided = replace(order, config=replace(order.config, fsdp_size=size))
+    divided = replace(order, run=replace(order.run, fsdp_size=size))
     there = replace(here, built=by_arithmetic(divided))
     room, less_room = (int(each.built.whole_sequences) for each in (here, there))
     if not less_room:

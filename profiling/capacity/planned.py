@@ -39,7 +39,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     comparison = compare(machine, question.lengths, question.series)
     programs = compilation.programs if compilation else ()
     updating = None
-    if question.run.train:
+    if question.run.trains:
         updating = PlannedUpdate(build, programs, question.options.memory_options)
     workloads, first = _learned(question, comparison)
     update = updating.of(workloads, first) if updating else None
@@ -132,11 +132,11 @@ def _subject(question: Question) -> PlanSubject:
             "link GB/s, one way": chip.link_bytes_s / 1e9,
             "network GB/s of a device": chip.host_link_bytes_s / 1e9,
         },
-        order.config.compute_dtype,
+        order.run.dtype,
         draw.sequences,
         draw.cap,
-        order.config.rollout.max_prompt_length,
-        order.config.train,
+        order.run.rollout.max_prompt_length,
+        order.run.trains,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from pat_jax.config.run import RunConfig
+from pat_jax.config.programs import ProgramChoice
 from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
@@ -32,8 +32,8 @@ class Question:
     source: DraftSource | None = None  # of drafts; None: there are no drafts
 
     @property
-    def run(self) -> RunConfig:
-        return self.build.order.config
+    def run(self) -> ProgramChoice:
+        return self.build.order.run
 
 
 def machine_of(

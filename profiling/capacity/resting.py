@@ -21,19 +21,18 @@ Rest = Literal["device", "host"]
 
 
 def with_rest(order: Order, rest: Rest) -> Order:
-    config = order.config
-    return replace(order, config=replace(config, roles=replace(config.roles, rest=rest)))
+    return replace(order, run=replace(order.run, rest=rest))
 
 
 def settled(order: Order) -> Order:
     """Returns the order with `--roles.rest auto` replaced by `device` or `host`, as a run
     chooses."""
-    config = order.config
-    if config.roles.rest != "auto":
+    run = order.run
+    if run.rest != "auto":
         return order
     here, away = with_rest(order, "device"), with_rest(order, "host")
-    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
-    if not config.train or (room := by_arithmetic(here).whole_sequences) >= sequences:
+    sequences = run.rollout.prompts_per_step * run.rollout.num_generations
+    if not run.trains or (room := by_arithmetic(here).whole_sequences) >= sequences:
         return here
     more = by_arithmetic(away).whole_sequences
     return away if has_more_room(room, more, sequences) else here
@@ -49,12 +48,12 @@ def both(
     """Returns iterations for both values of `--roles.rest`: models wait on the devices, or in the
     host's memory. `updating` predicts the updates of `build`, `rollout_s` the mean seconds of the
     rollouts on a target with some layouts."""
-    chosen: Rest = "host" if build.order.config.roles.rest == "host" else "device"
+    chosen: Rest = "host" if build.order.run.rest == "host" else "device"
     found: list[RestingIteration] = []
     roles: tuple[RoleMemory, ...] = ()
     for rest in ("device", "host"):
         own = build if rest == chosen else by_arithmetic(with_rest(build.order, rest))
-        kept, _ = worth_planning(own.order.config.rollout, own.layouts, own.alone, costs.latency)
+        kept, _ = worth_planning(own.order.run.rollout, own.layouts, own.alone, costs.latency)
         known = {split for split, _, _ in costs.latency.decode_table}
         used = tuple(split for split in kept if split in known)
         target = used[0] if used else next(iter(own.layouts))

@@ -97,7 +97,7 @@ class RolePasses:
 
     def apply(self, trainer: Trainer) -> Seconds:
         """Seconds of all optimizer steps of an iteration by this role's `trainer`."""
-        steps = self.built.order.config.updates_per_step
+        steps = self.built.order.run.updates_per_step
         return self.times.seconds(self._apply(trainer)).times(steps)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:

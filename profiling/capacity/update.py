@@ -13,8 +13,8 @@ import numpy as np
 
 from pat_jax.common.text_table import percent
 from pat_jax.config.compute import MemoryOptions
+from pat_jax.config.programs import ProgramChoice
 from pat_jax.config.role_table import POLICY
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
 from pat_jax.models.kernels.row_attention import knows_branches
@@ -102,21 +102,24 @@ class PlannedUpdate:
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
             f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."
         )
-        if self.run.optimizer.offload:
+        trained = self.passes.role.trained
+        if trained and trained.optimization.optimizer.offload:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
-        elif self.run.roles.rest == "host":
+        elif self.run.rest == "host":
             yield "Models travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.passes.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
         experts, tokens = self.built.order.model.experts, self.passes.rows(self.shapes[-1]).tokens
         layout, platform = self.trainer.layout, self.built.order.target.chip.platform
-        if form := form_of_update(self.run.experts, experts, layout, platform, tokens):
+        if form := form_of_update(
+            self.run.policy.compute.experts, experts, layout, platform, tokens
+        ):
             yield f"{form[0].upper()}{form[1:]}."
         yield "Reward functions, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
-    def run(self) -> RunConfig:
-        return self.built.order.config
+    def run(self) -> ProgramChoice:
+        return self.built.order.run
 
     @property
     def trainer(self) -> Trainer:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.common.json_fields import of_json
+from pat_jax.config.programs import of_rollouts
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
@@ -19,7 +21,7 @@ from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
-from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, model_from_json
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -111,7 +113,7 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
 
 
 def model_of(profile: Profile) -> ModelConfig:
-    return model_from_json(profile.subject.model)
+    return of_json(ModelConfig, profile.subject.model)
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
@@ -145,11 +147,6 @@ def _build(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> TargetBu
     chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
     count = subject.num_devices
     target = Target(subject.device_kind, chip, (1, count), count, 1)
-    run = RunConfig(
-        compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
-        train=False,
-        rollout=config,
-        algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
-        speculation=what_if.speculation,
-    )
+    dtype = "float32" if subject.dtype == "float32" else "bfloat16"
+    run = of_rollouts(config, what_if.speculation, dtype)
     return by_arithmetic(Order.of(target, run, model_of(profile), (0,), what_if.draft_model))

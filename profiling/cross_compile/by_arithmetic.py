@@ -68,7 +68,7 @@ def check_room(order: Order, name: str) -> None:
     if needs.held(best) <= needs.usable:
         return
     lacking = (needs.held(best) - needs.usable) / GIB
-    training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
+    training = f", training {needs.resident / GIB:.3g}" if order.run.trains else ""
     drafts = f", draft model {needs.drafted(best) / GIB:.3g}" if order.draft_model else ""
     raise UserError(
         f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
@@ -100,33 +100,33 @@ def what_fits(order: Order) -> Iterator[str]:
 
 
 def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
-    config, target = order.config, order.target
+    run, target = order.run, order.target
 
     def of_rollout(**options: Any) -> Order:
-        return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
+        return replace(order, run=replace(run, rollout=replace(run.rollout, **options)))
 
     def drafting(cache_tokens: int) -> Order:
-        speculation = replace(config.speculation, cache_tokens=cache_tokens)
-        return replace(order, config=replace(config, speculation=speculation))
+        speculation = replace(run.speculation, cache_tokens=cache_tokens)
+        return replace(order, run=replace(run, speculation=speculation))
 
     if order.draft_model:
         yield ((f"--speculation.cache_tokens {n}", drafting(n)) for n in CACHE_TOKENS)
-    if config.rollout.weights == "auto":
+    if run.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:
         words = f"--max_completion_length {longest}"
         yield [(words, of_rollout(max_completion_length=longest))]
-    if config.train:
-        without = replace(order, config=replace(config, train=False))
+    if run.trains:
+        without = replace(order, run=replace(run, trains=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
     models = order.model, order.depths, order.draft_model, order.others
     for machines in (roomier(target), larger(target)):
-        yield ((str(x), Order.of(x, config, *models)) for x in machines)
+        yield ((str(x), Order.of(x, run, *models)) for x in machines)
 
 
 def _longest_response(order: Order) -> int:
     """Tokens of the longest response whose pages have room; 0 or less if none has."""
-    needs, rollout = needs_of(order), order.config.rollout
+    needs, rollout = needs_of(order), order.run.rollout
     best = nearest(needs)
     texts = needs.draft_sources[best]
     length = largest_length(rollout.max_length, rollout.min_length)

@@ -38,7 +38,7 @@ def jobs_of(build: TargetBuild) -> list[CompileJob]:
     order, found = build.order, []
     for layers in order.depths:
         found += _rollout_jobs(build, replace(order.model, num_layers=layers))
-    if order.config.train:
+    if order.run.trains:
         whole = _training_jobs(build, order.model.num_layers)
         found += [job for job in whole if job.record.name in PASSES]
         for layers in order.depths:

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.common.json_fields import of_json
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.engine.warm_up.kernel_check import program_of
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh, padded_for
-from pat_jax.profiling.cross_compile.target_build import model_from_json
+from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.worker import devices_of, sentence_of, serve, write_line
 from pat_jax.profiling.predict.targets import Target
 
@@ -24,7 +25,7 @@ IN_PROGRAMS = ("triton", "tpu_custom_call")  # names of a kernel in a compiled p
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
     devices = devices_of(Target.parse(content["target"]))
-    model = padded_for(devices, model_from_json(content["model"]))
+    model = padded_for(devices, of_json(ModelConfig, content["model"]))
     chain, _ = layout_chain(factored_mesh(devices, model), model)
     layout = next(iter(chain.values()))
     dtype = jnp.dtype(content["dtype"])

@@ -4,7 +4,7 @@ Knows how the parts of a run are put together. Does not know which are compiled 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import RunConfig
+from pat_jax.common.json_fields import of_json
+from pat_jax.config.programs import ProgramChoice
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -24,7 +25,7 @@ from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
-from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
+from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
@@ -35,7 +36,6 @@ from pat_jax.training.build import (
     build_lora,
     micro_shapes,
     rollout_policy,
-    scans_layers,
 )
 from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import lacking_state
@@ -48,7 +48,7 @@ class Order:
     """What to compile, by value: it is sent to another process, and names the kept records."""
 
     target: Target
-    config: RunConfig
+    run: ProgramChoice
     model: ModelConfig
     depths: tuple[int, ...]  # layers of the models that are compiled
     draft_model: ModelConfig | None = None  # whole at every depth
@@ -58,34 +58,18 @@ class Order:
     def of(
         cls,
         target: Target,
-        config: RunConfig,
+        run: ProgramChoice,
         model: ModelConfig,
         depths: Sequence[int],
         draft_model: ModelConfig | None = None,
         others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
-        """An order with only the options that programs depend on; depth 0 is the whole model."""
-        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
-        of_roles = ("roles", "critic", "teacher")
-        names = (
-            *sections,
-            *of_roles,
-            "model",
-            "train",
-            "remat",
-            "fsdp_size",
-            "experts",
-            "compute_dtype",
-        )
-        kept = {name: getattr(config, name) for name in names}
-        # Shallow models scan layers if the whole model does.
-        asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
-        kept["scan_layers"] = str(scans_layers(*asked)).lower()
+        """An order of models in the form that the target needs; depth 0 is the whole model."""
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         devices = paper_devices(target)
-        model = padded_for(devices, model)
         roles = {name: padded_for(devices, one) for name, one in (others or {}).items()}
-        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model, roles)
+        model = padded_for(devices, model)
+        return cls(target, run, model, tuple(sorted(whole)), draft_model, roles)
 
     def other(self, name: str, layers: int) -> ModelConfig:
         """Returns the model of another role, shortened to at most `layers` layers if the policy is
@@ -102,7 +86,7 @@ class Order:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target.text,
-            "config": asdict(self.config),
+            "run": asdict(self.run),
             "model": asdict(self.model),
             "depths": list(self.depths),
             "draft_model": self.draft_model and asdict(self.draft_model),
@@ -111,37 +95,15 @@ class Order:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
-        config, draft = _with_tuples(content["config"]), content["draft_model"]
-        for each in fields(RunConfig):
-            if isinstance(section := config[each.name], Mapping):
-                config[each.name] = _section(getattr(RunConfig(), each.name), section)
-        target, depths = Target.parse(content["target"]), tuple(content["depths"])
-        models = model_from_json(content["model"]), draft and model_from_json(draft)
-        others = {name: model_from_json(one) for name, one in content["others"].items()}
-        return cls(target, RunConfig(**config), models[0], depths, models[1], others)
-
-
-def _section(default: Any, content: Mapping[str, Any]) -> Any:
-    """A section of options with these values; sections in it have the kind that they have in
-    `default`."""
-    values = _with_tuples(content)
-    inner = {name: x for name, x in values.items() if isinstance(x, Mapping)}
-    made = {name: _section(getattr(default, name), x) for name, x in inner.items()}
-    return type(default)(**values | made)
-
-
-def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
-    scaling, experts = fields.get("rope_scaling"), fields.get("experts")
-    parts = {
-        "rope_scaling": scaling and RopeScaling(**scaling),
-        "experts": experts and ExpertsConfig(**_with_tuples(experts)),
-    }
-    return ModelConfig(**{**fields, **parts})
-
-
-def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with tuples for lists, which JSON has instead."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        draft = content["draft_model"]
+        return cls(
+            Target.parse(content["target"]),
+            of_json(ProgramChoice, content["run"]),
+            of_json(ModelConfig, content["model"]),
+            tuple(content["depths"]),
+            draft and of_json(ModelConfig, draft),
+            {name: of_json(ModelConfig, one) for name, one in content["others"].items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -154,10 +116,14 @@ class TargetBuild:
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and the reasons why others do not."""
-        rollout, size = self.order.config.rollout, self.order.config.fsdp_size
-        experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width, section="")
-        mesh = factored_mesh(self.devices)
-        return layout_chain(mesh, self.order.model, experts=experts, fsdp_size=size)
+        run = self.order.run
+        ways, width = run.rollout.expert_parallel, run.rollout.expert_width
+        return layout_chain(
+            factored_mesh(self.devices),
+            self.order.model,
+            experts=ExpertSplit(ways, width, section=""),
+            fsdp_size=run.fsdp_size,
+        )
 
     @property
     def layouts(self) -> dict[Split, Layout]:
@@ -165,23 +131,23 @@ class TargetBuild:
 
     @property
     def dtype(self) -> jnp.dtype:
-        return DTYPES[self.order.config.compute_dtype]
+        return DTYPES[self.order.run.dtype]
 
     @property
     def capacity(self) -> int:
-        rollout = self.order.config.rollout
+        rollout = self.order.run.rollout
         return rollout.prompts_per_step * rollout.num_generations
 
     @property
     def limit(self) -> float:
         """Bytes of a device."""
-        given = self.order.config.rollout.device_memory_gib
+        given = self.order.run.rollout.device_memory_gib
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def roles(self, model: ModelConfig) -> Roles:
         """The models of a run of `model`, in the layout with the least TP as in every run."""
         others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
-        return roles_of(self.order.config, others, self.devices, self.layouts, self.drafter, model)
+        return roles_of(self.order.run, others, self.devices, self.layouts, self.drafter, model)
 
     @cached_property
     def policy(self) -> Policy:
@@ -189,19 +155,21 @@ class TargetBuild:
         return self.policy_of(self.order.model)
 
     def policy_of(self, model: ModelConfig) -> Policy:
-        own, config = Policy.from_config(model), self.order.config
-        return rollout_policy(own, config.rollout.weights, build_lora(config.lora, own))
+        own, run = Policy.from_config(model), self.order.run
+        trained = run.policy.trained
+        lora = build_lora(trained.lora, own) if trained else None
+        return rollout_policy(own, run.rollout.weights, lora)
 
     @cached_property
     def buckets(self) -> Buckets:
         """The shapes that a run's programs are compiled for."""
-        return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
+        return Buckets.of(tuple(self.layouts), self.capacity, self.order.run.rollout)
 
     @cached_property
     def drafter(self) -> Drafter:
         """The rollouts' drafter, with the numbers of draft tokens that a step may verify."""
         order = self.order
-        drafts = drafts_of(order.config.speculation, order.target.chip.platform)
+        drafts = drafts_of(order.run.speculation, order.target.chip.platform)
         return drafter_for(drafts, order.draft_model and policy_of(order.draft_model))
 
     @cached_property
@@ -212,23 +180,23 @@ class TargetBuild:
     @cached_property
     def resident(self) -> Sequence[Any]:
         """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
-        return self.whole.policy.resident if self.order.config.train else ()
+        return self.whole.policy.resident if self.order.run.trains else ()
 
     @cached_property
     def whole_sequences(self) -> float:
         """How many of the longest sequences have room in the KV cache; 0 if no layout or no update
         fits."""
-        if self.order.config.train and lacking_state(self.whole, self.limit):
+        if self.order.run.trains and lacking_state(self.whole, self.limit):
             return 0.0
         held: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
-        rollout = self.order.config.rollout
+        rollout = self.order.run.rollout
         return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **held)
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:
         """Shapes of the update's micro-batches, smallest first."""
         layout = next(iter(self.layouts.values()))
-        return micro_shapes(self.order.config.micro_batches, layout.split.dp, layout.platform)
+        return micro_shapes(self.order.run.micro_batches, layout.split.dp, layout.platform)
 
     @cached_property
     def alone(self) -> MemoryModel:
@@ -236,7 +204,7 @@ class TargetBuild:
         return memory_alone(
             self.policy,
             self.layouts,
-            self.order.config.rollout,
+            self.order.run.rollout,
             self.dtype,
             limit=self.limit,
             resident=self.resident,
@@ -247,13 +215,13 @@ class TargetBuild:
     def memory(self) -> MemoryModel:
         """Memory of the whole model: layouts with room have the pool of a run, the others the least
         that they need."""
-        rollout = self.order.config.rollout
+        rollout = self.order.run.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
     @property
     def _pages(self) -> dict[Split, int]:
         """Pages of a replica in every layout: with room those of a pool, else the least."""
-        config = self.order.config.rollout
+        config = self.order.run.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
         if not kept:
@@ -266,7 +234,7 @@ class TargetBuild:
     @cached_property
     def specs(self) -> ProgramSpecs:
         sizes = self.layouts, self.buckets, self._pages
-        made_of = self.order.config.rollout, self.policy, self.drafter, *sizes
+        made_of = self.order.run.rollout, self.policy, self.drafter, *sizes
         return specs_for(*made_of, dtype=self.dtype, eos_ids=EOS)
 
 

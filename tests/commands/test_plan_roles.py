@@ -188,7 +188,7 @@ def test_models_rest_where_the_kv_cache_lacks_room():
     """Room for all responses, for more with models away, and for no more."""
     question = plan.question_of(config_of(FOUR), "")
     order = question.build.order
-    assert order.config.roles.rest == "device"
+    assert order.run.rest == "device"
     here, away = (
         question.build
         if rest == "device"
@@ -199,9 +199,9 @@ def test_models_rest_where_the_kv_cache_lacks_room():
     assert held[0] > held[1] and here.whole_sequences < away.whole_sequences
     asked = with_rest(order, "auto")  # pyright: ignore[reportArgumentType]
     for gib, expected in ((80.0, "device"), (0.006, "host")):
-        rollout = replace(order.config.rollout, device_memory_gib=gib)
-        tight = replace(asked, config=replace(asked.config, rollout=rollout))
-        assert settled(tight).config.roles.rest == expected
+        rollout = replace(order.run.rollout, device_memory_gib=gib)
+        tight = replace(asked, run=replace(asked.run, rollout=rollout))
+        assert settled(tight).run.rest == expected
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from orders import order_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
@@ -31,7 +32,7 @@ def order(model: str = "llama-3.1-8b", target: str = "h100:8", layers: int = 0, 
     config = PlanConfig(model=model, target=target, **options).settled(preset(model).max_position)
     machine, shape = Target.parse(target), preset(model)
     shape = replace(shape, num_layers=layers or shape.num_layers)
-    return Order.of(machine, config.run(machine), shape, (2, 4))
+    return order_of(machine, config.run(machine), shape, (2, 4))
 
 
 @pytest.mark.parametrize("model", PARAMETERS)

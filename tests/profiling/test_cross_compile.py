@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from orders import order_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.data import DataConfig
@@ -49,7 +50,7 @@ CONFIG = RunConfig(
 
 def build(config: RunConfig = CONFIG, model: ModelConfig = TINY, depths=(2,)) -> TargetBuild:
     """What would run on eight H100, over the CPU devices of the tests."""
-    return TargetBuild(Order.of(TARGET, config, model, depths), jax.devices("cpu")[:8])
+    return TargetBuild(order_of(TARGET, config, model, depths), jax.devices("cpu")[:8])
 
 
 def weight_bytes(model: ModelConfig, tp: int) -> int:
@@ -65,7 +66,7 @@ def weight_bytes(model: ModelConfig, tp: int) -> int:
 
 @pytest.mark.parametrize("name", ["tiny-moe", "llama-3.1-8b"])
 def test_an_order_is_the_same_in_another_process(name):
-    order = Order.of(Target.parse("v5p:2x2x2"), CONFIG, preset(name), (2, 4))
+    order = order_of(Target.parse("v5p:2x2x2"), CONFIG, preset(name), (2, 4))
     others = {"critic": replace(TINY, head="scalar")}
     for one in (order, replace(order, draft_model=TINY), replace(order, others=others)):
         assert Order.from_json(json.loads(json.dumps(one.to_json()))) == one
@@ -80,9 +81,9 @@ def test_an_order_holds_only_what_programs_depend_on():
         data=DataConfig(files=("else",)),
         layout="dp2tp4",
     )
-    assert Order.of(TARGET, told, TINY, (2, 4)) == Order.of(TARGET, CONFIG, TINY, (0,))
-    assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (2, 4)).depths == (2, 4)
-    assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (0,)).depths == (9,)
+    assert order_of(TARGET, told, TINY, (2, 4)) == order_of(TARGET, CONFIG, TINY, (0,))
+    assert order_of(TARGET, CONFIG, replace(TINY, num_layers=9), (2, 4)).depths == (2, 4)
+    assert order_of(TARGET, CONFIG, replace(TINY, num_layers=9), (0,)).depths == (9,)
 
 
 def test_layouts_without_room_are_compiled_with_pools_of_their_own():
@@ -199,7 +200,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def ask(folder: Path, layers: str = "few", **options) -> Compilation:
-    order = Order.of(TARGET, CONFIG, replace(TINY, num_layers=10), DEPTHS[layers])
+    order = order_of(TARGET, CONFIG, replace(TINY, num_layers=10), DEPTHS[layers])
     return compile_for(order, folder=folder / "plans", **options)
 
 
@@ -256,7 +257,7 @@ def test_a_compiler_that_crashes_again_ends_the_plan(child, tmp_path, monkeypatc
 def test_a_compiler_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, module):
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"target {text}: .*{module}.*'\.\[plan\]'"):
-        compile_for(Order.of(Target.parse(text), CONFIG, TINY, (0,)))
+        compile_for(order_of(Target.parse(text), CONFIG, TINY, (0,)))
 
 
 KERNEL = re.compile("tpu_custom_call|triton")
@@ -272,7 +273,7 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
     text, source, tmp_path
 ):
     config = replace(CONFIG, speculation=SpeculationConfig(source))
-    order = Order.of(Target.parse(text), config, REAL, DEPTHS["few"])
+    order = order_of(Target.parse(text), config, REAL, DEPTHS["few"])
     texts = tmp_path / "texts"
     texts.mkdir()
     found, here = compile_for(order, folder=tmp_path, texts=texts), by_arithmetic(order)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from orders import order_of
 
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
@@ -16,7 +17,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
-from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.model_sizes import expert_weights, num_weights
 from pat_jax.profiling.predict.targets import Target
 from tests.hlo_text import Sent, sent_by
@@ -59,7 +60,7 @@ Found = tuple[TargetBuild, Compilation, Path]  # the folder has the programs' te
 def compiled(
     text: str, folder: Path, model: ModelConfig = MODEL, config: RunConfig = CONFIG
 ) -> Found:
-    order = Order.of(Target.parse(text), config, model, (0,))
+    order = order_of(Target.parse(text), config, model, (0,))
     texts = folder / f"texts-{text}"
     texts.mkdir()
     return by_arithmetic(order), compile_for(order, folder=folder, texts=texts), texts

@@ -11,6 +11,7 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
+from orders import order_of
 from published import DATA, needs_data
 
 from pat_jax.common.errors import UserError
@@ -56,10 +57,10 @@ def composer_of(text: str, model: ModelConfig = SMALL) -> Composer:
     return Composer(ModelledKernels(Target.parse(text)), model)
 
 
-def order_of(model: str, target: str) -> Order:
+def planned(model: str, target: str) -> Order:
     config = PlanConfig(model=model, target=target).settled(preset(model).max_position)
     machine = Target.parse(target)
-    return Order.of(machine, config.run(machine), preset(model), (2, 4))
+    return order_of(machine, config.run(machine), preset(model), (2, 4))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 64])
@@ -88,12 +89,12 @@ def test_stored_weights_are_those_of_the_arrays_and_active_ones_those_of_a_token
 @pytest.mark.parametrize("name", HELD)
 def test_what_a_device_holds_is_an_eighth_of_the_experts_and_a_part_of_the_rest(name: str):
     """And of small things that each has: routers, and at TP8 copies of the four KV heads' weights."""
-    weights = needs_of(order_of(name, "h200:8")).weights
+    weights = needs_of(planned(name, "h200:8")).weights
     assert [weights[split] / 1e9 for split in SPLITS] == pytest.approx(HELD[name], rel=0.011)
 
 
 def test_no_range_is_told_for_steps_with_experts():
-    costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, "nccl")
+    costs = costs_of(by_arithmetic(planned("tiny-moe", "h100:2")), None, "nccl")
     assert costs.range is None
     assert [note for note in costs.notes if note.startswith("Each token chooses its experts")]
 

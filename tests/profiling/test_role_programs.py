@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import pytest
+from orders import order_of
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.critic import CriticAdapterConfig, CriticConfig
@@ -59,7 +60,7 @@ def order(depths=(2,), critic: str = "whole") -> Order:
     config, others = replace(CONFIG, critic=of_critic, lora=lora), OTHERS
     if not of_critic.model:
         others = OTHERS | {"critic": replace(POLICY, head="scalar")}
-    return Order.of(Target.parse("h100:8"), config, POLICY, depths, None, others)
+    return order_of(Target.parse("h100:8"), config, POLICY, depths, None, others)
 
 
 def build(critic: str) -> TargetBuild:
@@ -74,7 +75,7 @@ def of_training(found: TargetBuild) -> list[CompileJob]:
 def test_each_role_has_programs_of_its_own_and_its_passes_are_whole():
     others = {name: replace(x, num_layers=7) for name, x in OTHERS.items()}
     asked = Target.parse("h100:8"), CONFIG, replace(POLICY, num_layers=9)
-    deep = Order.of(*asked, (2, 4), None, others)
+    deep = order_of(*asked, (2, 4), None, others)
     jobs = [job.record for job in of_training(TargetBuild(deep, jax.devices("cpu")[:8]))]
     found = [(x.role, x.name, x.layers) for x in jobs if x.role]
     passes = [("critic", "grad", 7), ("critic", "predict", 7), ("reward model", "predict", 7)]
@@ -92,7 +93,7 @@ def test_each_role_has_programs_of_its_own_and_its_passes_are_whole():
 def test_a_step_has_the_sum_over_groups(size: int, groups: int):
     """In bfloat16, of what a device has."""
     one = replace(order(), target=Target.parse("h100:4x2"))
-    one = replace(one, config=replace(one.config, fsdp_size=size))
+    one = replace(one, run=replace(one.run, fsdp_size=size))
     found = TargetBuild(one, jax.devices("cpu")[:8])
     trainer = found.whole.policy
     passes = RolePasses(found, found.whole.models["policy"].role, trainer.trained)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from orders import order_of
 
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import environment
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 from tests.hlo_text import Sent, collectives, flops
@@ -83,7 +83,7 @@ def received(sent: Iterable[Collective | Sent]) -> Counter[str]:
 def test_the_products_are_those_of_the_matrices(text: str, layers: int, tmp_path: Path):
     """Gradients are compiled whole, whatever the depths of other programs."""
     model = replace(MODEL, num_layers=layers)
-    order = Order.of(Target.parse(text), config(4), model, (1, 2))
+    order = order_of(Target.parse(text), config(4), model, (1, 2))
     output = subprocess.run(
         [sys.executable, "-c", IN_ITS_PROCESS, str(tmp_path)],
         env=environment(order.target),

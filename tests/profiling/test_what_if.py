@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import SPLITS, made_up_latency
+from orders import order_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
@@ -15,7 +16,6 @@ from pat_jax.profiling.capacity.costs import profiled
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.what_if import WhatIf, machine_of, unmeasured
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
-from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 
 MODEL = preset("llama-3.1-8b")
@@ -50,7 +50,7 @@ def test_the_machine_has_the_buckets_that_are_needed():
 
 TARGET, SMALL = Target.parse("h100:8"), preset("qwen3-0.6b")
 ASKED = PlanConfig(model="qwen3-0.6b", max_completion_length=24_576)
-BUILD = by_arithmetic(Order.of(TARGET, ASKED.run(TARGET), SMALL, (2, 4)))
+BUILD = by_arithmetic(order_of(TARGET, ASKED.run(TARGET), SMALL, (2, 4)))
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(SMALL), "bfloat16", "0.10.2")
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
+from orders import order_of
 from runs import TINY
 from trainers import (
     CHAIN,
@@ -31,13 +32,12 @@ from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.start.setup import build
-from pat_jax.training.build import functions_of, scans_layers
+from pat_jax.training.build import functions_of
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
 
@@ -161,13 +161,17 @@ POLICY = Policy.from_config(replace(CONFIG, num_layers=2))
 
 
 def test_auto_is_a_loop_where_compilers_take_long():
-    half, whole = "bfloat16", "float32"
-    assert scans_layers("auto", 8, "tpu", half) and scans_layers("auto", 36, "tpu", whole)
-    assert scans_layers("auto", 8, "cpu", whole)
-    for at in ((7, "tpu", half), (36, "gpu", half), (36, "cuda", whole), (36, "cpu", half)):
-        assert not scans_layers("auto", *at)
-        assert scans_layers("true", *at)
-        assert not scans_layers("false", *at)
+    half, whole = Compute("bfloat16"), Compute("float32")
+    assert half.scans(8, "tpu") and whole.scans(36, "tpu") and whole.scans(8, "cpu")
+    for asked, layers, platform in (
+        (half, 7, "tpu"),
+        (half, 36, "gpu"),
+        (whole, 36, "cuda"),
+        (half, 36, "cpu"),
+    ):
+        assert not asked.scans(layers, platform)
+        assert replace(asked, scan_layers="true").scans(layers, platform)
+        assert not replace(asked, scan_layers="false").scans(layers, platform)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +180,8 @@ def test_auto_is_a_loop_where_compilers_take_long():
 )
 def test_shallow_models_of_a_plan_run_as_the_whole_one(target: str, option: Any, is_scanned: bool):
     config = RunConfig(scan_layers=option, compute_dtype="bfloat16")
-    order = Order.of(Target.parse(target), config, preset("qwen3-8b"), (2, 4))
-    assert order.config.scan_layers == str(is_scanned).lower()
+    order = order_of(Target.parse(target), config, preset("qwen3-8b"), (2, 4))
+    assert order.run.policy.compute.scan_layers == str(is_scanned).lower()
 
 
 def test_what_a_cpu_cannot_is_refused():
