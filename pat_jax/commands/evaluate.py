@@ -61,7 +61,16 @@ def evaluate(config: EvaluateConfig) -> None:
     division = Division(rollout.page_size)
     reward_models = build_reward_models(judges, run.reward_model, rollout, devices, division)
     resident = resident_of(reward_models)
-    setup = SessionSetup.of(run, model, devices, saved, config.adapter, resident)
+    setup = SessionSetup.of(
+        run.engine,
+        run.task,
+        model,
+        devices,
+        saved,
+        profile=run.profile,
+        adapter=config.adapter,
+        resident=resident,
+    )
     for one in reward_models.values():
         check_weights(one.model.role.source, "reward", head=None)
     progress = Progress(0)

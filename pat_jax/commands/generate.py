@@ -100,7 +100,15 @@ def prepared(
     saved = find_policy(str(saved_run.folder), None) if saved_run else None
     if saved:
         saved.check(model)
-    setup = SessionSetup.of(run, model, devices, saved, config.adapter)
+    setup = SessionSetup.of(
+        run.engine,
+        run.task,
+        model,
+        devices,
+        saved,
+        profile=run.profile,
+        adapter=config.adapter,
+    )
     if setup.headless:
         log.warning("%s", setup.headless)
     return Prepared(config, setup, tokenizer, recommended)

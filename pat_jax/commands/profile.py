@@ -59,7 +59,7 @@ def measured(config: ProfileConfig) -> Measured:
     us = process_group()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
     rollout = replace(config.rollout, compile="all")  # every program is measured
-    engine = build_engine(replace(config, rollout=rollout), model, devices)
+    engine = build_engine(replace(config.engine, rollout=rollout), config.task, model, devices)
     log.info("%s", engine.drafting)
     us.agree("profile's folder", lambda: check_writable(path))
     own = us.folder(path.parent) / path.name

@@ -13,6 +13,7 @@ from pat_jax.config.any_run import AnyRun
 from pat_jax.config.compute import MicroBatches
 from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
+from pat_jax.config.engine import EngineChoice
 from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.learning import (
     DEMONSTRATIONS,
@@ -158,6 +159,20 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             return LayoutChoice(self.layout)
         steps = (step.split("@") for step in self.layout.split(","))
         return LayoutChoice(path=tuple((name, int(running)) for name, running in steps))
+
+    @property
+    def engine(self) -> EngineChoice:
+        """Only once `auto` is settled is its arithmetic known."""
+        return EngineChoice(
+            model=self.model,
+            rollout=self.rollout,
+            speculation=self.speculation,
+            layouts=self.layout_choice,
+            lora=self.lora,
+            dtype=self.compute_dtype,
+            fsdp_size=self.fsdp_size,
+            is_deterministic=self.deterministic,
+        )
 
     @property
     def task(self) -> TaskChoice:

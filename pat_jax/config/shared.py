@@ -58,6 +58,12 @@ class LayoutChoice:
     path: tuple[tuple[str, int], ...] = ()
 
     @property
+    def option(self) -> str:
+        """The option that says so, and its value."""
+        path = ",".join(f"{layout}@{running}" for layout, running in self.path)
+        return f"option --layout is {path or self.layout!r}"
+
+    @property
     def is_planned(self) -> bool:
         """Whether the planner chooses among layouts."""
         return self.layout == "auto" and not self.path

@@ -87,7 +87,7 @@ class ShardProfiler:
         layouts = layouts_of(self.target, self.model)
         engines = {split: self._engine(split) for split in layouts}
         needs = {a: engine_memory(x.specs, self.config).held(ALONE) for a, x in engines.items()}
-        usable = USABLE * memory_limit(self.config, [self.device])
+        usable = USABLE * memory_limit(self.config.device_memory_gib, [self.device])
         for split, need in needs.items():
             if need > usable:
                 log.info("layout dropped: %s: a shard takes %.3g GiB here", split, need / GIB)
@@ -185,7 +185,7 @@ class ShardProfiler:
         policy = Policy.from_config(shard_of(self.model, all_of_them[split]))
         policy = policy.with_weights(self.config.weights)
         layouts, _ = layout_chain(factored_mesh([self.device]), policy.config)
-        limit = memory_limit(self.config, [self.device])
+        limit = memory_limit(self.config.device_memory_gib, [self.device])
         return RolloutEngine(
             policy,
             [self.device],

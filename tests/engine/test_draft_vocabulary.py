@@ -90,7 +90,12 @@ def test_a_run_compares_the_tokenizers_of_its_folders(policy: Path, tmp_path: Pa
     source = f"model:{draft(tmp_path, swapped)}"
     config = replace(options, speculation=SpeculationConfig(source=source))
     with pytest.raises(UserError, match="but token 17 is"):
-        build_engine(config, model_config(config.task, config.layout_choice, devices), devices)
+        build_engine(
+            config.engine,
+            config.task,
+            model_config(config.task, config.layout_choice, devices),
+            devices,
+        )
 
 
 def test_a_vocabulary_may_be_a_list_and_have_added_tokens(tmp_path: Path):

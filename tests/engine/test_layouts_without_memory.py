@@ -54,7 +54,8 @@ def around(needs: Sequence[int]) -> Iterator[float]:
 
 def engine_of(model: ModelConfig, *options: str) -> RolloutEngine | None:
     try:
-        return build_engine(asked(*options), model, jax.devices())
+        config = asked(*options)
+        return build_engine(config.engine, config.task, model, jax.devices())
     except UserError:
         return None
 
@@ -123,9 +124,9 @@ def test_all_that_a_path_names_has_to_fit():
     model = replace(PRESETS["tiny"], num_kv_heads=8)
     limit = limited(alone(asked(), model).held(TP8) * TO_THE_LEAST)
     assert engine_of(model, *limit)
-    path = "--layout", "dp1tp8@10"
+    config = asked(*limit, "--layout", "dp1tp8@10")
     with pytest.raises(UserError, match="--layout is 'dp1tp8@10': dp8tp1 needs"):
-        build_engine(asked(*limit, *path), model, jax.devices())
+        build_engine(config.engine, config.task, model, jax.devices())
 
 
 def test_pages_that_only_a_layout_with_room_can_do_with():

@@ -117,12 +117,9 @@ class FakeDevice:
 
 
 def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
-    config = parse(OPTIONS).rollout
-    assert memory_limit(config, [FakeDevice(bytes_limit=n, num_allocs=1) for n in (5, 3)]) == 3
-    assert memory_limit(config, [FakeDevice()]) == math.inf == memory_limit(config, jax.devices())
-    assert (
-        memory_limit(replace(config, device_memory_gib=2.0), [FakeDevice(bytes_limit=5)]) == 2 * GIB
-    )
+    assert memory_limit(0.0, [FakeDevice(bytes_limit=n, num_allocs=1) for n in (5, 3)]) == 3
+    assert memory_limit(0.0, [FakeDevice()]) == math.inf == memory_limit(0.0, jax.devices())
+    assert memory_limit(2.0, [FakeDevice(bytes_limit=5)]) == 2 * GIB
 
 
 def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
@@ -136,12 +133,12 @@ def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
         monkeypatch.setattr(
             "pat_jax.engine.sizing.device_memory.machine_memory", lambda memory=memory: memory
         )
-        limit = cache_limit(asked.rollout, devices)
+        limit = cache_limit(asked.rollout.device_memory_gib, devices)
         assert limit == memory / 4 / len(devices)
         pages = build(asked, devices).engine.specs.pages
         assert (pages == whole) == is_whole
         assert all(0 < pages[split] <= whole[split] for split in whole)
-    assert cache_limit(replace(asked.rollout, device_memory_gib=2.0), devices) == 2 * GIB
+    assert cache_limit(2.0, devices) == 2 * GIB
 
 
 def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch):
@@ -172,7 +169,8 @@ class TestTheCheck:
         config = parse([*OPTIONS, *options])
         with pytest.raises(UserError, match=r"needs .* of a device") as error:
             build_engine(
-                config,
+                config.engine,
+                config.task,
                 model_config(config.task, config.layout_choice, jax.devices()[:2]),
                 jax.devices()[:2],
             )

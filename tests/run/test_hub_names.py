@@ -132,7 +132,10 @@ def test_a_profile_needs_no_weights(described: str):
     options, devices = [*OPTIONS, "--compute_dtype", "float32"], jax.devices()[:2]
     config = parse([*options, "--model", described])
     assert build_engine(
-        config, model_config(config.task, config.layout_choice, devices), devices
+        config.engine,
+        config.task,
+        model_config(config.task, config.layout_choice, devices),
+        devices,
     ).layouts
 
 

@@ -28,7 +28,7 @@ def generated() -> tuple[Kernels, list[np.ndarray]]:
     config, devices = parse(OPTIONS.split()), jax.devices()[:1]
     model = setup.model_config(config.task, config.layout_choice, devices)
     model = replace(model, head_dim=16)  # wide enough for kernels over pages
-    engine = setup.build_engine(config, model, devices)
+    engine = setup.build_engine(config.engine, config.task, model, devices)
     ((split, layout),) = engine.layouts.items()
     engine.compile()
     shardings = layout.param_shardings(engine.policy)

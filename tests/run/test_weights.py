@@ -17,7 +17,6 @@ from runs import QWEN3, write_checkpoint
 from saved_runs import learned, policy_of, save_run
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import RunConfig
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
@@ -49,13 +48,9 @@ def layouts(policy: Policy, num_devices: int = 4) -> list[Layout]:
     return [*layout_chain(factored_mesh(jax.devices()[:num_devices]), policy.config)[0].values()]
 
 
-def options(base: Path, folder: Path = Path("run")) -> RunConfig:
-    return RunConfig(model=str(base), run_dir=str(folder))
-
-
 def load(saved: SavedPolicy, base: Path, policy: Policy, layout: Layout, **kept: Any) -> Params:
     whole = policy.with_weights("auto")
-    weights = weights_of_run(options(base), saved, whole, layout)
+    weights = weights_of_run(str(base), saved, whole, layout, 0)
     return weights(kept.get("dtype", FLOAT32), policy, layout)
 
 
@@ -141,7 +136,7 @@ def test_adapters_of_another_base_are_refused(base: Path, tmp_path: Path, lora: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pat_jax.run.roles.weights.load_params", twice)
         with pytest.raises(UserError, match="are of another base, whose weights differ"):
-            weights_of_run(options(base), saved, lora.policy, layouts(lora.policy, 1)[0])
+            weights_of_run(str(base), saved, lora.policy, layouts(lora.policy, 1)[0], 0)
 
 
 def twice(*args: Any) -> Params:

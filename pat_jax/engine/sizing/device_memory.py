@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import jax
 
@@ -14,27 +13,23 @@ from pat_jax.planning.memory import GIB
 MACHINE_SHARE = 1 / 4
 
 
-class MemoryOption(Protocol):
-    @property
-    def device_memory_gib(self) -> float: ...
-
-
-def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Returns the bytes of the smallest device; infinite if options and devices do not say."""
-    if config.device_memory_gib:
-        return config.device_memory_gib * GIB
+def memory_limit(asked_gib: float, devices: Sequence[Device]) -> float:
+    """Returns the bytes of the smallest device, or `asked_gib` unless that is 0; infinite if neither
+    says."""
+    if asked_gib:
+        return asked_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
     return min(process_group().gather("memory", min(limits)))
 
 
-def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
+def cache_limit(asked_gib: float, devices: Sequence[Device]) -> float:
     """Returns the bytes of a device's memory from which the sizes of KV caches are computed.
 
     CPU devices have no memory of their own, so a quarter of the machine's memory is divided among
     them. Their bursts also read a contiguous copy of the cache, and training has to fit beside
     both.
     """
-    limit = memory_limit(config, devices)
+    limit = memory_limit(asked_gib, devices)
     if not math.isinf(limit) or devices[0].platform != "cpu":
         return limit
     own = sum(device.process_index == jax.process_index() for device in devices)

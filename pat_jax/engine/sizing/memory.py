@@ -42,7 +42,9 @@ def most_at_once(
     These are all of an iteration. On a CPU they are no more than fit with the contiguous copies of
     their caches that its bursts read."""
     wanted = config.prompts_per_step * config.num_generations
-    if devices[0].platform != "cpu" or math.isinf(limit := cache_limit(config, devices)):
+    if devices[0].platform != "cpu" or math.isinf(
+        limit := cache_limit(config.device_memory_gib, devices)
+    ):
         return wanted
     longest = largest_length(config.max_length, config.min_length)
     whole = longest * page_bytes(policy.config, config.page_size, dtype) / config.page_size
@@ -228,7 +230,7 @@ def engine_memory(specs: ProgramSpecs, config: RolloutConfig, resident: Any = ()
       resident: as in `memory_model`.
     """
     first = next(iter(specs.layouts.values()))
-    limit = memory_limit(config, list(first.mesh.devices.flat))
+    limit = memory_limit(config.device_memory_gib, list(first.mesh.devices.flat))
     return memory_model(specs, config, limit=limit, resident=resident)
 
 

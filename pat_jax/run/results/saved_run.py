@@ -119,7 +119,9 @@ class SavedRun:
         chain, _ = layout_chain(factored_mesh(devices), model)
         *_, layout = chain.values()  # most TP: the least memory on each device
         dtype = DTYPES[config.compute_dtype]
-        params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
+        params = weights_of_run(config.model, saved, policy, layout, config.seed)(
+            dtype, policy, layout
+        )
         source = arithmetic.TOKENIZER_DIR
         if not config.data.is_arithmetic:
             source = local_checkpoint(config.model, weights=False)

@@ -13,8 +13,9 @@ import numpy as np
 
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import Device
+from pat_jax.config.engine import EngineChoice
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
+from pat_jax.config.task import TaskChoice
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import engine_memory
@@ -52,30 +53,39 @@ class SessionSetup:
     @classmethod
     def of(
         cls,
-        config: RunConfig,
+        asked: EngineChoice,
+        task: TaskChoice,
         model: ModelConfig,
         devices: Sequence[Device],
         saved: SavedPolicy | None,
+        *,
+        profile: str,
         adapter: str = "",
         resident: Sequence[Any] = (),
     ) -> "SessionSetup":
         """Builds the parts of a session. The policy is that of `saved` or, if it is None, that of
         --model with the adapter merged. Raises UserError if anything in the options or their files
-        cannot work."""
-        engine, head, headless = build_engine(config, model, devices, resident), None, ""
+        cannot work.
+
+        Args:
+          profile: the value of --profile.
+          resident: shapes with shardings of other arrays on the devices.
+        """
+        engine = build_engine(asked, task, model, devices, resident)
+        head, headless = None, ""
         if saved is None:
-            load = weights_of_model(config.model, model, adapter, config.seed)
+            load = weights_of_model(asked.model, model, adapter, task.seed)
         else:
             layout = next(iter(engine.layouts.values()))
-            load = weights_of_run(config, saved, Policy.from_config(model), layout)
+            load = weights_of_run(asked.model, saved, Policy.from_config(model), layout, task.seed)
             head, headless = saved_head(saved, engine)
-        subject = profile_subject(model, config.rollout, config.compute_dtype, devices)
+        subject = profile_subject(model, asked.rollout, asked.dtype, devices)
         return cls(
-            rollout=config.rollout,
+            rollout=asked.rollout,
             engine=engine,
             subject=subject,
-            asked_profile=config.profile,
-            profile=find_profile(config.profile, subject),
+            asked_profile=profile,
+            profile=find_profile(profile, subject),
             load=load,
             exit_head=head,
             headless=headless,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.rules import require
-from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.layout.layout import Layout
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches.packing import Shape
@@ -39,7 +38,7 @@ class RunModels:
         require(
             not (self.carriers and self.rollouts.drafter.drafts.is_generated),
             "speculation.source",
-            self.rollouts.config.speculation.source,
+            self.rollouts.asked.speculation.source,
             "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
         )
 
@@ -73,6 +72,6 @@ class RunModels:
         """Returns how many whole sequences a KV cache holds beside the models; 0 if no update
         fits."""
         roles, rollouts = self.build(layouts, rest), self.rollouts
-        if lacking_state(roles, memory_limit(rollouts.config.rollout, rollouts.devices)):
+        if lacking_state(roles, rollouts.device_bytes):
             return 0.0
         return rollouts.whole_sequences(layouts, roles.resident_on(rollouts.devices))

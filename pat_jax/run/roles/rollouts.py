@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.engine import EngineChoice
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
@@ -29,22 +29,18 @@ from pat_jax.training.build import DTYPES, build_lora, rollout_policy
 
 @dataclass(frozen=True)
 class Rollouts:
-    config: RunConfig
+    asked: EngineChoice
     policy: Policy  # in the form that rollouts keep, perhaps quantized
     devices: Sequence[Device]
     drafts: DraftChoice
 
     @classmethod
-    def of(cls, config: RunConfig, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
+    def of(cls, asked: EngineChoice, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
         """Returns the rollouts of a run that trains `policy`."""
-        platform, longest = devices[0].platform, config.rollout.max_length
-        drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
-        return cls(
-            config,
-            rollout_policy(policy, config.rollout.weights, build_lora(config.lora, policy)),
-            devices,
-            drafts,
-        )
+        platform, longest = devices[0].platform, asked.rollout.max_length
+        drafts = wanted_drafts(asked.speculation, policy, platform, longest, folder=asked.model)
+        kept = rollout_policy(policy, asked.rollout.weights, build_lora(asked.lora, policy))
+        return cls(asked, kept, devices, drafts)
 
     @property
     def drafter(self) -> Drafter:
@@ -52,33 +48,35 @@ class Rollouts:
 
     @property
     def dtype(self) -> jnp.dtype:
-        return DTYPES[self.config.compute_dtype]
+        return DTYPES[self.asked.dtype]
+
+    @property
+    def device_bytes(self) -> float:
+        return memory_limit(self.asked.rollout.device_memory_gib, self.devices)
 
     def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
         """Returns the memory that each layout takes of a device. A layout that a rollout may start
         in has to fit. `resident` has shapes and shardings of other arrays on the devices."""
-        config, rollout = self.config, self.config.rollout
-        held = {"resident": resident, "drafter": self.drafter}
-        limit = memory_limit(rollout, self.devices)
-        memory = memory_alone(self.policy, layouts, rollout, self.dtype, limit=limit, **held)
-        starts = list(layouts) if config.layout_choice.is_planned else list(layouts)[:1]
-        check_memory(memory, starts, f"option --layout is {config.layout!r}")
+        rollout, choice = self.asked.rollout, self.asked.layouts
+        held = {"resident": resident, "drafter": self.drafter, "limit": self.device_bytes}
+        memory = memory_alone(self.policy, layouts, rollout, self.dtype, **held)
+        starts = list(layouts) if choice.is_planned else list(layouts)[:1]
+        check_memory(memory, starts, choice.option)
         return memory
 
     def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:
         """Returns how many of the longest sequences have room in the KV cache at once. `resident`
         is as in `memory_alone`."""
-        rollout, limit = self.config.rollout, memory_limit(self.config.rollout, self.devices)
-        held = {"limit": limit, "resident": resident, "drafter": self.drafter}
-        return whole_sequences(self.policy, layouts, rollout, self.dtype, **held)
+        held = {"limit": self.device_bytes, "resident": resident, "drafter": self.drafter}
+        return whole_sequences(self.policy, layouts, self.asked.rollout, self.dtype, **held)
 
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
         """Builds the engine; `resident` is as in `memory_alone`."""
-        config, rollout, drafts = self.config, self.config.rollout, self.drafts
+        rollout, drafts = self.asked.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
-        limit = cache_limit(rollout, self.devices)
+        limit = cache_limit(rollout.device_memory_gib, self.devices)
         return RolloutEngine(
             self.policy,
             self.devices,
@@ -92,7 +90,7 @@ class Rollouts:
             drafting=drafts.reason,
             # Which programs there are would depend on the clock, or differ from one process to another.
             by_need=rollout.compile != "all"
-            and not config.deterministic
+            and not self.asked.is_deterministic
             and process_group().count == 1,
         )
 

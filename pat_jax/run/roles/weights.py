@@ -17,7 +17,6 @@ from jaxtyping import Array
 from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
 from pat_jax.common.pytree import with_sharding
 from pat_jax.common.rules import require
-from pat_jax.config.run import RunConfig
 from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -64,15 +63,17 @@ def weights_of_model(name: str, model: ModelConfig, adapter: str, seed: int) -> 
     return partial(_load_adapted, name, adapter, lora)
 
 
-def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
+def weights_of_run(
+    name: str, saved: SavedPolicy, policy: Policy, layout: Layout, seed: int
+) -> Load:
     """Returns a loader of the weights of a run's checkpoint. Adapters are merged into their base,
-    --model, whose unquantized policy is `policy`. Raises UserError if this is not the base that
+    the model `name`, whose unquantized policy is `policy`. Raises UserError if this is not the base that
     they were trained on; to check it, the base is loaded in `layout`."""
     if saved.lora(policy):
-        base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
+        base = _spread(name, policy, layout, DTYPES[saved.compute_dtype])
         found = base_checksum(policy, base)
-        check_base(saved.meta, found, config.run_dir, config.model, config.seed)
-    return partial(_load_saved, config.model, saved)
+        check_base(saved.meta, found, str(saved.run), name, seed)
+    return partial(_load_saved, name, saved)
 
 
 def _load_model(name: str, seed: int, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:

@@ -76,7 +76,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     check_offload(config.optimizer, devices)
     lessons = read_lessons(config, model)
     steps = _steps(config, lessons.train)
-    memory, dtype = memory_limit(config, devices), DTYPES[config.compute_dtype]
+    memory, dtype = memory_limit(config.device_memory_gib, devices), DTYPES[config.compute_dtype]
     layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
     budget = config.tokens_per_micro_batch
     shapes = row_shapes(config.max_length, budget, layout.split.dp, lessons.TEXTS)

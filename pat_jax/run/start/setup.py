@@ -13,6 +13,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
+from pat_jax.config.engine import EngineChoice
 from pat_jax.config.role_table import Role, role_table
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.run import RunConfig
@@ -159,7 +160,7 @@ def _built(
             table, config.reward_model, config.rollout, places["reward"], division
         )
     task = load_task(config.task, checked_tokenizer(config.task, model))
-    rollouts = Rollouts.of(config, policy, of_rollout)
+    rollouts = Rollouts.of(config.engine, policy, of_rollout)
     handles = _handles(config, table, models, placed, places, reward_models, rollouts)
     rest, resting = settled_rest(
         config.roles.rest,
@@ -223,38 +224,43 @@ def _handles(
 
 
 def build_engine(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], resident: Sequence[Any] = ()
+    asked: EngineChoice,
+    task: TaskChoice,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    resident: Sequence[Any] = (),
 ) -> RolloutEngine:
     """Builds only the engine, without the data of a run. `resident` has shapes and shardings of
     other arrays on the devices. Raises UserError as `build` does, except for the weights of
-    `config.model`, which not every caller needs."""
-    engine = _built_engine(config, model, devices, resident)
-    scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
-    kernels = other_kernels(config.rollout, engine, also=scores)
+    the model, which not every caller needs."""
+    engine = _built_engine(asked, task, model, devices, resident)
+    scores = ("rows",) if asked.rollout.weights != "auto" else ()  # the gap to the full weights
+    kernels = other_kernels(asked.rollout, engine, also=scores)
     if kernels is not None:
-        engine = _built_engine(config, model, devices, resident, kernels)
-    check_weights(config.speculation.draft_model, "speculation.source")
+        engine = _built_engine(asked, task, model, devices, resident, kernels)
+    check_weights(asked.speculation.draft_model, "speculation.source")
     return engine
 
 
 def _built_engine(
-    config: RunConfig,
+    asked: EngineChoice,
+    task: TaskChoice,
     model: ModelConfig,
     devices: Sequence[Device],
     resident: Sequence[Any],
     kernels: Kernels | None = None,
 ) -> RolloutEngine:
-    check_lengths(config.rollout, model, config.model)
-    check_vocabulary_options(config.rollout, model)
-    chain, dropped = chain_of(model, devices, config.rollout, config.fsdp_size, kernels)
-    layouts = rollout_layouts(model, devices, config.rollout, config.layout_choice, chain)
+    check_lengths(asked.rollout, model, asked.model)
+    check_vocabulary_options(asked.rollout, model)
+    chain, dropped = chain_of(model, devices, asked.rollout, asked.fsdp_size, kernels)
+    layouts = rollout_layouts(model, devices, asked.rollout, asked.layouts, chain)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
-    has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
-    eos_ids = checked_tokenizer(config.task, model).eos_ids if has_tokenizer else (0,)
-    rollouts = Rollouts.of(config, Policy.from_config(model), devices)
+    has_tokenizer = task.data.is_arithmetic or is_checkpoint(asked.model)
+    eos_ids = checked_tokenizer(task, model).eos_ids if has_tokenizer else (0,)
+    rollouts = Rollouts.of(asked, Policy.from_config(model), devices)
     alone = rollouts.memory_alone(layouts, resident)
-    without_memory = layouts_without_memory(alone, config.rollout)
+    without_memory = layouts_without_memory(alone, asked.rollout)
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}

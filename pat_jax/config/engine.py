@@ -1,0 +1,30 @@
+"""What the engine of rollouts is built from, as plain values."""
+
+from dataclasses import dataclass
+
+from pat_jax.config.lora import LoraConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.shared import LayoutChoice
+from pat_jax.config.speculation import SpeculationConfig
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What generates, in which layouts, and how.
+
+    Attributes:
+      model: a directory, a model of the Hub or a built-in shape.
+      lora: the adapters that training adds to the model, if they are on.
+      dtype: of the arithmetic, float32 or bfloat16.
+      fsdp_size: devices that divide parameters; 0: all.
+      is_deterministic: whether all programs are compiled before the first rollout.
+    """
+
+    model: str
+    rollout: RolloutConfig
+    speculation: SpeculationConfig
+    layouts: LayoutChoice
+    lora: LoraConfig
+    dtype: str
+    fsdp_size: int
+    is_deterministic: bool
