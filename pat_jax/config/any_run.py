@@ -104,6 +104,11 @@ class AnyRun(UpdateOptions, OnDevices):
         return self.lora.is_on
 
     @property
+    def export_dirs(self) -> dict[str, str]:
+        """The folders to which trained models are written, by their role; empty: none."""
+        return {"policy": self.checkpoint.export_dir}
+
+    @property
     def micro_batch_option(self) -> str:
         """The option that sets the size of a micro-batch, with its value."""
         raise NotImplementedError

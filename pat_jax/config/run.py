@@ -6,6 +6,7 @@ used. The string under a field is its help text on the command line.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, LAYOUT, SEED, STEPS, matches
@@ -98,6 +99,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_warmup()
         self._check_teacher()
         self._check_lag()
+        self._check_split()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 
@@ -131,6 +133,10 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def critic_optimizer(self) -> OptimizerConfig:
         """The critic's optimizer, with the policy's options where it has none of its own."""
         return self.critic.optimizer(self.optimizer)
+
+    @property
+    def export_dirs(self) -> dict[str, str]:
+        return super().export_dirs | {"critic": self.critic.export_dir}
 
     @property
     def micro_batch_option(self) -> str:
@@ -189,6 +195,15 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
 
     @property
+    def on_one_base(self) -> tuple[Literal["reference", "critic"], ...]:
+        """The models whose adapters are on the policy's base."""
+        if not self.lora.is_on:
+            return ()
+        source = critic_source(self.critic.model, self.reward, self.model)
+        is_shared = self.critic.lora.is_on and not source
+        return ("reference", "critic") if is_shared else ("reference",)
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The files of problems to learn from and to evaluate on."""
         return (*self.data.files, *self.eval.data)
@@ -220,6 +235,18 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             ),
         ):
             self.need("placement.lag", not (self.placement.lag and is_wrong), expected)
+
+    def _check_split(self) -> None:
+        """Raises OptionError if models are to have whole processes, and cannot."""
+        for name, is_possible, otherwise in (
+            ("train", self.train, "true"),
+            ("algorithm.name", self.algorithm.has_critic, "ppo, which has a critic,"),
+            ("teacher.top_k", not self.teacher.top_k, "0"),
+            ("lora.rank", not self.lora.is_on, "0"),
+            ("critic.lora.rank", not self.critic.lora.is_on, "0"),
+        ):
+            is_split = self.placement.name == "split"
+            self.need(name, is_possible or not is_split, f"{otherwise} with --placement split")
 
     def _check_teacher(self) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""

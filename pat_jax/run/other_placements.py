@@ -66,7 +66,7 @@ def allowed_placements(setup: Setup) -> list[PlacementName]:
     for name in OTHERS:
         try:
             asked = replace(config, placement=replace(config.placement, name=name))
-            places = Places.of(asked, setup.devices)
+            places = Places.of(asked.placement, setup.devices, asked.on_one_base)
             placed = PlacedLayouts.of(
                 setup.policy.config,
                 places,

@@ -1,5 +1,6 @@
 """Which devices each role has, as options say, and how weights come from them to all processes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
@@ -20,8 +21,13 @@ from pat_jax.run.roles.places import Places
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
 
 
+def places_of(options: Sequence[str], devices: Sequence[Any]) -> Places:
+    config = parse(options)
+    return Places.of(config.placement, devices, config.on_one_base)
+
+
 def placed(*options: str) -> dict[PlacedRole, Positions]:
-    return dict(Places.of(parse(options), jax.devices()).placement.places)
+    return dict(places_of(options, jax.devices()).placement.places)
 
 
 def test_a_run_is_flat_unless_it_is_asked_for_another_placement():
@@ -90,10 +96,10 @@ def test_what_cannot_be_is_one_sentence(options: str, expected: str):
 
 def test_a_run_says_which_devices_its_roles_have():
     options = ("--placement", "separate", "--placement.critic", "4,6")
-    places = Places.of(parse(options), jax.devices())
+    places = places_of(options, jax.devices())
     words = places.describe({"rollout", "policy", "critic", "reference"})
     assert words == "devices: rollout 0-3; policy, reference 4-7; critic 4,6"
-    assert Places.of(parse(()), jax.devices()).describe({"rollout", "policy"}) == ""
+    assert places_of((), jax.devices()).describe({"rollout", "policy"}) == ""
 
 
 def of_processes(*sizes: int) -> list[Any]:
@@ -105,7 +111,7 @@ def of_processes(*sizes: int) -> list[Any]:
 def test_every_process_is_cut_alike():
     devices = of_processes(4, 4)
     options = ("--placement", "separate", "--placement.critic", "3")
-    places = Places.of(parse(options), devices)
+    places = places_of(options, devices)
     found = {role: [device.id for device in places[role]] for role in ROLES}
     assert found["rollout"] == [0, 1, 4, 5] and found["critic"] == [3, 7]
     assert found["policy"] == found["reward"] == [2, 3, 6, 7]
@@ -117,7 +123,7 @@ def test_every_process_is_cut_alike():
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 1), (1, 1)])
 def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
     devices = of_processes(*sizes)
-    places = Places.of(parse(()), devices)
+    places = places_of((), devices)
     assert all(places[role] == devices for role in ROLES)
 
 
@@ -135,7 +141,7 @@ def test_processes_that_cannot_be_cut_alike_are_told(
     sizes: tuple[int, ...], options: str, expected: str
 ):
     with pytest.raises(OptionError) as error:
-        Places.of(parse(options.split()), of_processes(*sizes))
+        places_of(options.split(), of_processes(*sizes))
     assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
@@ -144,7 +150,7 @@ SPLIT = "--placement split --algorithm ppo"
 
 def test_split_gives_models_whole_processes():
     devices = of_processes(2, 2, 2, 2)
-    places = Places.of(parse(SPLIT.split()), devices)
+    places = places_of(SPLIT.split(), devices)
     assert places["rollout"] == devices and places.is_split
     assert places["policy"] == places["reference"] == places["teacher"] == devices[:4]
     assert places["critic"] == places["reward"] == devices[4:]
@@ -156,7 +162,7 @@ def test_devices_in_another_order_than_their_processes_are_not_split():
     tpus = [FakeDevice(i, i // 2, platform="tpu") for i in range(8)]
     for devices in of_processes(2, 2, 2, 2)[::-1], tpus:
         with pytest.raises(OptionError, match="are not in the order of their processes"):
-            Places.of(parse(SPLIT.split()), cast(Any, devices))
+            places_of(SPLIT.split(), cast(Any, devices))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +184,7 @@ def test_processes_that_cannot_be_split_are_told(
     sizes: tuple[int, ...], options: str, expected: str
 ):
     with pytest.raises(OptionError) as error:
-        Places.of(parse(options.split()), of_processes(*sizes))
+        places_of(options.split(), of_processes(*sizes))
     assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
@@ -211,7 +217,7 @@ def test_the_devices_of_a_host_divide_what_is_sent(
     devices = devices_of(hosts, processes, each)
     model = padded_for(devices, replace(QWEN3, embed_dim=1536, num_heads=32, num_kv_heads=8))
     config = parse(SPLIT_RUN)
-    places = Places.of(config, devices)
+    places = Places.of(config.placement, devices)
     placed = PlacedLayouts.of(model, places, config.rollout, config.layout_choice, config.fsdp_size)
     assert placed.policy.devices == {*devices[: len(devices) // 2]}
     assert {layout.devices for layout in placed.rollouts.values()} == {frozenset(devices)}
@@ -224,4 +230,4 @@ def test_the_devices_of_a_host_divide_what_is_sent(
 
 def test_hosts_that_cannot_be_halved_are_refused():
     with pytest.raises(OptionError, match="split needs an even number of processes and hosts"):
-        Places.of(parse(SPLIT_RUN), devices_of(3, 2, 4))
+        Places.of(parse(SPLIT_RUN).placement, devices_of(3, 2, 4))

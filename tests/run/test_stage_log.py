@@ -30,7 +30,7 @@ def timeline() -> Timeline:
 
 
 def test_the_log_has_the_seconds_of_each_stage(timeline: Timeline, caplog):
-    log = StageLog(timeline, Places.of(parse(("--placement", "separate")), DEVICES))
+    log = StageLog(timeline, Places.of(parse(("--placement", "separate")).placement, DEVICES))
     with caplog.at_level(logging.INFO):
         seconds = log.note(3)
     assert caplog.messages == [

@@ -9,8 +9,6 @@ from typing import TypeVar
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.config.any_run import AnyRun
-from pat_jax.config.role_table import CRITIC, POLICY
-from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import check_run_dir, differences
 from pat_jax.run.logging.trackers.asked_for import check_trackers
 from pat_jax.run.process.stop_signals import StopSignals
@@ -50,7 +48,4 @@ def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
 def _check_places(config: AnyRun) -> None:
     check_run_dir(config.run_dir, is_resumed=config.resume)
     check_trackers(config.trackers)
-    folders = {POLICY: config.checkpoint.export_dir}
-    if isinstance(config, RunConfig):
-        folders[CRITIC] = config.critic.export_dir
-    check_export_dirs(folders, config.run_dir, resume=config.resume)
+    check_export_dirs(config.export_dirs, config.run_dir, resume=config.resume)

@@ -8,13 +8,10 @@ and devices. Does not know models, nor what the roles do.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from pat_jax.common.devices import Device
 from pat_jax.common.rules import require
-from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
-from pat_jax.config.run import RunConfig
 from pat_jax.layout.mesh import hosts_of
 from pat_jax.planning.placement import (
     LEAST_SPLIT,
@@ -38,15 +35,22 @@ class Places:
     is_split: bool = False  # whether models have whole processes
 
     @classmethod
-    def of(cls, config: RunConfig, devices: Sequence[Device]) -> "Places":
+    def of(
+        cls,
+        options: PlacementConfig,
+        devices: Sequence[Device],
+        on_one_base: Collection[PlacedRole] = (),
+    ) -> "Places":
         """Returns the places that the options ask for.
+
+        Args:
+          on_one_base: roles whose adapters are on the policy's base.
 
         Raises:
           OptionError: the placement does not fit these devices or these options.
         """
-        options = config.placement
         if options.name == "split":
-            return cls(devices, _split(config, devices), [devices], is_split=True)
+            return cls(devices, _split(options, devices), [devices], is_split=True)
         parts = _parts(options, devices)
         count = len(parts[0])
         placement = _placement(options, count, len(parts))
@@ -63,10 +67,9 @@ class Places:
             f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
         _check_lag(options, placement, len(parts))
-        for role in ("reference", "critic"):
-            shares = config.lora.is_on and (role == "reference" or _shares_base(config))
+        for role in on_one_base:
             require(
-                not shares or not found.differ(role, "policy"),
+                not found.differ(role, "policy"),
                 f"placement.{role}",
                 getattr(options, role) or options.name,
                 f"the policy's devices ({in_ranges(of_policy)}) with adapters on one base, which is there",
@@ -104,18 +107,18 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
-def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
+def _split(options: PlacementConfig, devices: Sequence[Device]) -> Placement:
     """Returns the placement `split`.
 
     Raises:
-      OptionError: these processes or these options have none.
+      OptionError: these processes have none.
     """
     found = [device.process_index for device in devices]
     counts = {found.count(process) for process in found}
     processes = len({*found})
     hosts = len({*hosts_of(devices)})
     are_even = processes % 2 == 0 and (hosts % 2 == 0 or hosts == 1)
-    config.placement.need(
+    options.need(
         "name",
         processes >= LEAST_SPLIT and are_even and len(counts) == 1,
         f"flatten with {processes} process{'es' * (processes > 1)}: split needs an even number of "
@@ -123,16 +126,7 @@ def _split(config: RunConfig, devices: Sequence[Device]) -> Placement:
     )
     is_in_order = found == sorted(found) and devices[0].platform != "tpu"
     expected = "flatten on these devices, which are not in the order of their processes"
-    config.placement.need("name", is_in_order, expected)
-    for option, is_possible, otherwise in (
-        ("train", config.train, "true"),
-        ("algorithm.name", config.algorithm.has_critic, "ppo, which has a critic,"),
-        ("teacher.top_k", not config.teacher.top_k, "0"),
-        ("lora.rank", not config.lora.is_on, "0"),
-        ("critic.lora.rank", not config.critic.lora.is_on, "0"),
-    ):
-        value = attrgetter(option)(config)
-        require(is_possible, option, value, f"{otherwise} with --placement split")
+    options.need("name", is_in_order, expected)
     return Placement.named("split", len(devices))
 
 
@@ -194,9 +188,3 @@ def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placemen
         if positions:
             places[role] = positions
     return Placement(places)
-
-
-def _shares_base(config: RunConfig) -> bool:
-    """Whether the critic has adapters on the policy's base."""
-    source = critic_source(config.critic.model, config.reward, config.model)
-    return config.critic.lora.is_on and not source

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pat_jax.common.devices import configure
-from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.role_table import POLICY
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example, Pair
@@ -18,7 +16,6 @@ from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of
-from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
@@ -31,7 +28,7 @@ from pat_jax.run.roles.role_params import (
     resume_reference,
 )
 from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
-from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.sft.setup import SftSetup
 from pat_jax.run.start.compiling import compile_update
 
 
@@ -59,12 +56,6 @@ class Drawn:
     @classmethod
     def from_json(cls, meta: Mapping[str, Any]) -> "Drawn":
         return cls(**meta["drawn"])
-
-
-def run(config: FineTuning, signals: StopSignals, command: str) -> None:
-    """Runs `python -m pat_jax.COMMAND` with these options."""
-    config = meet(config, signals)
-    SftRun(build(config, configure(config.devices)), signals, command).run()
 
 
 @dataclass(frozen=True)

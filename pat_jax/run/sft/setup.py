@@ -75,7 +75,10 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     fingerprint = check_resumed(config, {**asdict(model), **kind, **lora})
     check_offload(config.optimizer, devices)
     lessons = read_lessons(config, model)
-    steps = _steps(config, lessons.train)
+    steps = config.steps or math.ceil(
+        config.epochs * lessons.train.batches_per_epoch(config.batch_size)
+    )
+    _check_warmup(config.optimizer.warmup_steps, steps)
     memory, dtype = memory_limit(config.device_memory_gib, devices), DTYPES[config.compute_dtype]
     layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
     budget = config.tokens_per_micro_batch
@@ -127,12 +130,10 @@ def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelCo
     return config, padded, note
 
 
-def _steps(config: FineTuning, examples: Examples) -> int:
-    """Returns the optimizer steps of the run. Raises UserError if the warm-up is longer."""
-    steps = config.steps or math.ceil(config.epochs * examples.batches_per_epoch(config.batch_size))
-    if config.optimizer.warmup_steps > steps:
+def _check_warmup(warmup: int, steps: int) -> None:
+    """Raises UserError if the run ends before a learning rate reaches its peak."""
+    if warmup > steps:
         raise UserError(
-            f"option --optimizer.warmup_steps is {config.optimizer.warmup_steps}: expected at most the "
-            f"{steps:,} optimizer steps of the run; take fewer, or more --epochs or --steps."
+            f"option --optimizer.warmup_steps is {warmup}: expected at most the {steps:,} optimizer "
+            "steps of the run; take fewer, or more --epochs or --steps."
         )
-    return steps

@@ -12,7 +12,6 @@ from itertools import chain
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.owners import have_all
 from pat_jax.config.compute import MemoryOptions
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.exchange import form_of_update
@@ -32,8 +31,9 @@ class Compiled:
     update: str  # a line on the memory that the update's largest program takes of a device
 
 
-def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
+def announce(setup: Setup, progress: Progress) -> None:
     """Prints the model, devices and layouts of the run, and notes about its options."""
+    config = setup.config
     for note in filter(
         None, [setup.shortened, setup.resting, setup.task.note, *config.learning_notes]
     ):
@@ -63,7 +63,7 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 
 
-def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled:
+def compile_run(setup: Setup, progress: Progress) -> Compiled:
     """Compiles the programs of the run in parallel. If programs are compiled as needed, compiles
     only those of the first steps. Raises UserError if the update does not fit a device."""
     start = time.perf_counter()
@@ -75,7 +75,7 @@ def compile_run(config: RunConfig, setup: Setup, progress: Progress) -> Compiled
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
     update = compile_update(
-        setup.roles, setup.memory.limit, config.memory_options, progress, by_need=is_by_need
+        setup.roles, setup.memory.limit, setup.config.memory_options, progress, by_need=is_by_need
     )
     for one in models:  # few programs, without a backward pass
         one.compile(by_need=False)

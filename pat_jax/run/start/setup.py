@@ -138,7 +138,7 @@ def _built(
     config, shortened = settled_options(config, model, devices)
     check_lengths(config.rollout, model, config.model)
     check_vocabulary_options(config.rollout, model)
-    places = Places.of(config, devices)
+    places = Places.of(config.placement, devices, config.on_one_base)
     if places.is_split:
         owned_arrays.register()
     of_rollout = places["rollout"]
