@@ -23,8 +23,9 @@ from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, tables
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
+from pat_jax.run.start.engine_setup import build_engine
 from pat_jax.run.start.profiles import profile_subject
-from pat_jax.run.start.setup import build_engine, model_config, settled_options
+from pat_jax.run.start.setup import model_config, settled_options
 from pat_jax.training.build import DTYPES
 
 log = logging.getLogger(__name__)

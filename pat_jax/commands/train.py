@@ -1,5 +1,6 @@
 """The command `train`: trains a policy by reinforcement learning."""
 
+from dataclasses import replace
 from typing import Any
 
 from pat_jax.common.devices import configure
@@ -12,7 +13,7 @@ from pat_jax.run.opened import files_of, finish, opened
 from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.start.given_rows import GivenRows
+from pat_jax.run.start.given_rows import GivenRows, Paths
 from pat_jax.run.start.sent_code import send_loss, send_reward
 from pat_jax.run.start.setup import build
 
@@ -21,8 +22,8 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     """Trains, and returns the run's folder. `rows` are rows that a program gave instead of data
     files."""
     config = meet(config, signals)
-    with rows.placed(config.run_dir, config.files) as paths:
-        config = config.with_files(paths)
+    with rows.placed(config.run_dir, data_files(config)) as paths:
+        config = with_files(config, paths)
         devices = configure(config.devices)
         if config.rollout.expert_width is None and "gpu" in {x.platform for x in devices}:
             from pat_jax.commands.expert_width import with_width  # imports prices as well
@@ -33,7 +34,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
             open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer,
             files_of(setup, signals) as files,
         ):
-            process_group().agree("rows", lambda: rows.keep(config.run_dir, config.files))
+            process_group().agree("rows", lambda: rows.keep(config.run_dir, data_files(config)))
             with opened(setup, scorer, signals, files) as training:
                 finish(training, learn(training))
             if config.show_switch:
@@ -41,6 +42,16 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
                 show_switch(training)
     return config.run_dir
+
+
+def data_files(config: RunConfig) -> list[str]:
+    return [*config.data.files, *config.eval.data]
+
+
+def with_files(config: RunConfig, paths: Paths) -> RunConfig:
+    """Returns the options with the paths of all files of problems."""
+    data = replace(config.data, files=paths(config.data.files))
+    return replace(config, data=data, eval=replace(config.eval, data=paths(config.eval.data)))
 
 
 def rewards_of(reward: object) -> list[str]:

@@ -59,6 +59,19 @@ class PlacementConfig(Options):
             self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
         self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
 
+    def check_lag(self, *, train: bool, deterministic: bool, top_k: int, correction: str) -> None:
+        """Raises OptionError if batches are to be sampled from an older policy, and cannot be."""
+        for is_wrong, expected in (
+            (not train, "0 with --train false, which updates nothing"),
+            (deterministic, "0 with --deterministic"),
+            (top_k > 0, "0 with --teacher.top_k, whose loss no correction weighs"),
+            (
+                correction == "none",
+                "0 without --algorithm.rollout_correction, which weighs what an older policy sampled",
+            ),
+        ):
+            self.need("lag", not (self.lag and is_wrong), expected)
+
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the
         option is not given. Raises OptionError if it names a device that is not there.

@@ -4,8 +4,7 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`com
 used. The string under a field is its help text on the command line.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.options.declared import option
@@ -97,8 +96,18 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_horizon()
         self._check_critic()
         self._check_warmup()
-        self._check_teacher()
-        self._check_lag()
+        self.need(
+            "reward",
+            "none" not in self.reward or not (self.train and self.algorithm.reward_coef),
+            "a reward to learn from, unless --algorithm.reward_coef is 0 as with --algorithm.name distill",
+        )
+        self.teacher.check_use(self.algorithm.distill_coef if self.train else 0.0)
+        self.placement.check_lag(
+            train=self.train,
+            deterministic=self.deterministic,
+            top_k=self.teacher.top_k,
+            correction=self.algorithm.rollout_correction,
+        )
         self._check_split()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
@@ -204,16 +213,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return ("reference", "critic") if is_shared else ("reference",)
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """The files of problems to learn from and to evaluate on."""
-        return (*self.data.files, *self.eval.data)
-
-    def with_files(self, paths: Callable[[Sequence[str]], tuple[str, ...]]) -> "RunConfig":
-        """Returns these options with the paths of all files of problems."""
-        data = replace(self.data, files=paths(self.data.files))
-        return replace(self, data=data, eval=replace(self.eval, data=paths(self.eval.data)))
-
-    @property
     def num_redraws(self) -> int:
         """The most batches that replace groups without signal, which only an update needs."""
         return self.algorithm.dynamic_sampling if self.train else 0
@@ -222,19 +221,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def learning_notes(self) -> list[str]:
         """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
-
-    def _check_lag(self) -> None:
-        """Raises OptionError if batches are to be sampled from an older policy, and cannot be."""
-        for is_wrong, expected in (
-            (not self.train, "0 with --train false, which updates nothing"),
-            (self.deterministic, "0 with --deterministic"),
-            (self.teacher.top_k > 0, "0 with --teacher.top_k, whose loss no correction weighs"),
-            (
-                self.algorithm.rollout_correction == "none",
-                "0 without --algorithm.rollout_correction, which weighs what an older policy sampled",
-            ),
-        ):
-            self.need("placement.lag", not (self.placement.lag and is_wrong), expected)
 
     def _check_split(self) -> None:
         """Raises OptionError if models are to have whole processes, and cannot."""
@@ -247,32 +233,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         ):
             is_split = self.placement.name == "split"
             self.need(name, is_possible or not is_split, f"{otherwise} with --placement split")
-
-    def _check_teacher(self) -> None:
-        """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""
-        self.need(
-            "reward",
-            "none" not in self.reward or not (self.train and self.algorithm.reward_coef),
-            "a reward to learn from, unless --algorithm.reward_coef is 0 as with --algorithm.name distill",
-        )
-        weight = self.algorithm.distill_coef if self.train else 0.0
-        given = self.teacher.model != ""
-        self.need(
-            "teacher.model",
-            given or not weight,
-            f"a model that teaches, with --algorithm.distill_coef {weight:g}",
-        )
-        self.need(
-            "teacher.model",
-            weight > 0 or not given,
-            "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
-            "distill sets it",
-        )
-        self.need(
-            "teacher.top_k",
-            weight > 0 or not self.teacher.top_k,
-            "0 without a teacher (--algorithm.name distill)",
-        )
 
     def _check_warmup(self) -> None:
         """Raises OptionError if the run ends before a learning rate reaches its peak."""

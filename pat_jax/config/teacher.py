@@ -19,3 +19,27 @@ class TeacherConfig(Options):
     """Learn from so many of the teacher's likeliest tokens at each position, and from all others as
     one: the loss is the reverse KL over these, and --algorithm.distill_coef its weight. 0: learn
     from the sampled token alone, as an advantage."""
+
+    def check_use(self, weight: float) -> None:
+        """Raises OptionError if a teacher is missing, or if nothing would be learned from one.
+
+        Args:
+          weight: of what is learned from it (`--algorithm.distill_coef`).
+        """
+        given = self.model != ""
+        self.need(
+            "model",
+            given or not weight,
+            f"a model that teaches, with --algorithm.distill_coef {weight:g}",
+        )
+        self.need(
+            "model",
+            weight > 0 or not given,
+            "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
+            "distill sets it",
+        )
+        self.need(
+            "top_k",
+            weight > 0 or not self.top_k,
+            "0 without a teacher (--algorithm.name distill)",
+        )

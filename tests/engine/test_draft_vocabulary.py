@@ -20,7 +20,8 @@ from pat_jax.engine.device.draft.draft_model import of_size
 from pat_jax.engine.sizing.draft_choice import drafter_of
 from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
 from pat_jax.models.presets import preset
-from pat_jax.run.start.setup import build_engine, model_config
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import model_config
 
 SMALLER = replace(QWEN3, vocab_size=280)  # the tokenizer has 263 tokens
 

@@ -21,7 +21,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
-from pat_jax.run.start.setup import build, build_engine
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import build
 from pat_jax.training.build import DTYPES
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

@@ -44,7 +44,8 @@ from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.run.start.setup import Setup, build, build_engine, model_config
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import Setup, build, model_config
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
 

@@ -133,8 +133,8 @@ def test_a_folder_that_lies_elsewhere_has_no_other_options(
     pat_jax.train(resume=True, run_dir=str(tmp_path / "new"))
     assert tasks[0].checksums == tasks[1].checksums
     resumed = options_of_run(["--resume", "--run_dir", str(tmp_path / "new")], parse)
-    with GivenRows().placed(resumed.run_dir, resumed.files) as paths:
-        config = resumed.with_files(paths)
+    with GivenRows().placed(resumed.run_dir, train.data_files(resumed)) as paths:
+        config = train.with_files(resumed, paths)
         assert changed_options(config, tmp_path / "new") == []
         for path in map(Path, (*config.data.files, *config.eval.data)):
             assert path.is_relative_to(tmp_path / "new") and path.is_file()

@@ -26,7 +26,8 @@ from pat_jax.run.files.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.roles.role_params import loaded
 from pat_jax.run.sft import setup as sft
-from pat_jax.run.start.setup import build, build_engine, model_config
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import build, model_config
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
 from tests.runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems

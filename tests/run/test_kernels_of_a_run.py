@@ -14,7 +14,8 @@ from pat_jax.engine.warm_up import kernel_check
 from pat_jax.models.cache import paged_layer
 from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.run.start import setup
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import model_config
 
 OPTIONS = (
     "--model tiny --data arithmetic --compute_dtype float32 --layout dp1tp1 --rollout.prompts_per_step 2 "
@@ -26,9 +27,9 @@ OPTIONS = (
 def generated() -> tuple[Kernels, list[np.ndarray]]:
     """By what, and the tokens of four responses."""
     config, devices = parse(OPTIONS.split()), jax.devices()[:1]
-    model = setup.model_config(config.task, config.layout_choice, devices)
+    model = model_config(config.task, config.layout_choice, devices)
     model = replace(model, head_dim=16)  # wide enough for kernels over pages
-    engine = setup.build_engine(config.engine, config.task, model, devices)
+    engine = build_engine(config.engine, config.task, model, devices)
     ((split, layout),) = engine.layouts.items()
     engine.compile()
     shardings = layout.param_shardings(engine.policy)

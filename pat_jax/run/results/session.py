@@ -28,10 +28,10 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.roles.weights import Load, weights_of_model, weights_of_run
+from pat_jax.run.start.engine_setup import build_engine
 from pat_jax.run.start.exit_head_state import saved_head
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.run.start.profiles import find_profile, profile_subject
-from pat_jax.run.start.setup import build_engine
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
-from pat_jax.config.engine import EngineChoice
 from pat_jax.config.role_table import Role, role_table
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.run import RunConfig
@@ -28,7 +26,6 @@ from pat_jax.engine.sizing.layout_choice import (
     worth_planning,
 )
 from pat_jax.engine.sizing.memory import memory_model, shard_bytes
-from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.config import ModelConfig
@@ -44,7 +41,7 @@ from pat_jax.run.checkpoints import owned_arrays
 from pat_jax.run.files.folder import check_resumed
 from pat_jax.run.roles.fingerprint import fingerprint as fingerprint_of
 from pat_jax.run.roles.models import RunModels
-from pat_jax.run.roles.placed_layouts import PlacedLayouts, chain_of, rollout_layouts
+from pat_jax.run.roles.placed_layouts import PlacedLayouts
 from pat_jax.run.roles.places import Places
 from pat_jax.run.roles.resting import settled_rest
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
@@ -221,50 +218,6 @@ def _handles(
         rollouts,
         trains_drafter=config.train,
     )
-
-
-def build_engine(
-    asked: EngineChoice,
-    task: TaskChoice,
-    model: ModelConfig,
-    devices: Sequence[Device],
-    resident: Sequence[Any] = (),
-) -> RolloutEngine:
-    """Builds only the engine, without the data of a run. `resident` has shapes and shardings of
-    other arrays on the devices. Raises UserError as `build` does, except for the weights of
-    the model, which not every caller needs."""
-    engine = _built_engine(asked, task, model, devices, resident)
-    scores = ("rows",) if asked.rollout.weights != "auto" else ()  # the gap to the full weights
-    kernels = other_kernels(asked.rollout, engine, also=scores)
-    if kernels is not None:
-        engine = _built_engine(asked, task, model, devices, resident, kernels)
-    check_weights(asked.speculation.draft_model, "speculation.source")
-    return engine
-
-
-def _built_engine(
-    asked: EngineChoice,
-    task: TaskChoice,
-    model: ModelConfig,
-    devices: Sequence[Device],
-    resident: Sequence[Any],
-    kernels: Kernels | None = None,
-) -> RolloutEngine:
-    check_lengths(asked.rollout, model, asked.model)
-    check_vocabulary_options(asked.rollout, model)
-    chain, dropped = chain_of(model, devices, asked.rollout, asked.fsdp_size, kernels)
-    layouts = rollout_layouts(model, devices, asked.rollout, asked.layouts, chain)
-    for reason in dropped:
-        log.info("layout dropped: %s", reason)
-    has_tokenizer = task.data.is_arithmetic or is_checkpoint(asked.model)
-    eos_ids = checked_tokenizer(task, model).eos_ids if has_tokenizer else (0,)
-    rollouts = Rollouts.of(asked, Policy.from_config(model), devices)
-    alone = rollouts.memory_alone(layouts, resident)
-    without_memory = layouts_without_memory(alone, asked.rollout)
-    for split, reason in without_memory.items():
-        log.info("layout dropped: %s: %s", split, reason)
-    kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    return rollouts.engine(kept, eos_ids, resident)
 
 
 def checked_tokenizer(asked: TaskChoice, model: ModelConfig) -> Tokenizer:
