@@ -12,6 +12,7 @@ import pytest
 from runs import QWEN3, write_checkpoint, write_problems
 
 from pat_jax import reward_model, sft
+from pat_jax.common import devices
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import dump
 from pat_jax.config.run import RunConfig
@@ -59,7 +60,7 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
         sound = ["--model", str(folder / "model"), "--data", str(folder / f"{data}.jsonl")]
         sound += ["--max_length", "64", "--run_dir", str(tmp_path / "run"), "--devices", "2"]
         monkeypatch.setattr(sys, "argv", [name, *sound, *options])
-        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
+        monkeypatch.setattr(devices, "configure", lambda count: jax.devices()[: count or 8])
         monkeypatch.setattr(body.SftRun, "run", lambda self: pytest.fail("the run began"))
         return refused(lambda: run_command({"sft": sft, "reward_model": reward_model}[name].main))
 
@@ -147,7 +148,7 @@ def test_options_and_files_of_pairs(command, folder: Path, line: str, words: str
 def test_data_has_to_be_given(monkeypatch, refused, folder: Path, tmp_path: Path):
     options = ["--model", str(folder / "model"), "--run_dir", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["sft", *options])
-    monkeypatch.setattr(body, "configure", lambda count: jax.devices())
+    monkeypatch.setattr(devices, "configure", lambda count: jax.devices())
     message = refused(lambda: run_command(sft.main))
     assert "option --data is not given: expected .json, .jsonl or" in message
 
