@@ -6,12 +6,13 @@ from functools import partial
 
 from pat_jax.commands.evaluate_pairs import evaluate_pairs
 from pat_jax.common.bars import bar
-from pat_jax.common.devices import configure
+from pat_jax.common.devices import Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.role_table import reward_roles
+from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import engine_memory
@@ -19,6 +20,7 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.evaluation.results import content, words
+from pat_jax.models.config import ModelConfig
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import sampled
@@ -57,22 +59,7 @@ def evaluate(config: EvaluateConfig) -> None:
     rollout = problem_sets.fitted(run.rollout, run.eval.num_generations, len(devices))
     algorithm = replace(run.algorithm, mini_batch_size=rollout.prompts_per_step)
     run = replace(run, rollout=rollout, algorithm=algorithm)
-    judges = reward_roles(run, devices[0].platform)
-    division = Division(rollout.page_size)
-    reward_models = build_reward_models(judges, run.reward_model, rollout, devices, division)
-    resident = resident_of(reward_models)
-    setup = SessionSetup.of(
-        run.engine,
-        run.task,
-        model,
-        devices,
-        saved,
-        profile=run.profile,
-        adapter=config.adapter,
-        resident=resident,
-    )
-    for one in reward_models.values():
-        check_weights(one.model.role.source, "reward", head=None)
+    setup, reward_models = _session_of(run, model, devices, saved, config.adapter)
     progress = Progress(0)
     with open_scorer(problem_sets.rewards, config.reward_limits, reward_models) as scorer:
         first = problem_sets.sets[0].prompts[0]
@@ -107,6 +94,32 @@ def evaluate(config: EvaluateConfig) -> None:
     for line in found.samples:
         print(line)
     print(words(config, found, tokens))
+
+
+def _session_of(
+    run: RunConfig,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    saved: SavedPolicy | None,
+    adapter: str,
+) -> tuple[SessionSetup, RewardModels]:
+    """Builds what generates, and the reward models."""
+    judges = reward_roles(run, devices[0].platform)
+    division = Division(run.rollout.page_size)
+    reward_models = build_reward_models(judges, run.reward_model, run.rollout, devices, division)
+    setup = SessionSetup.of(
+        run.engine,
+        run.task,
+        model,
+        devices,
+        saved,
+        profile=run.profile,
+        adapter=adapter,
+        resident=resident_of(reward_models),
+    )
+    for one in reward_models.values():
+        check_weights(one.model.role.source, "reward", head=None)
+    return setup, reward_models
 
 
 def _open_reward_models(models: RewardModels, setup: SessionSetup) -> None:
