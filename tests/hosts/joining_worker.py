@@ -23,7 +23,7 @@ def main() -> None:
         jax.distributed.initialize = die
     if points == ["the meeting"]:
         ProcessGroup.meet = die
-    config = DistributedConfig(address, int(count), int(index), wait=60)
+    config = DistributedConfig(address, int(count), int(index))
     joining.join(config)
 
 
