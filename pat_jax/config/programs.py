@@ -21,7 +21,7 @@ class ProgramChoice:
     Attributes:
       dtype: of the arithmetic, float32 or bfloat16.
       roles: the policy, its reference if there is one, and the models that have shapes of their
-        own. Of a source they say only whether there is one.
+        own. Their sources only say whether there are any.
       fsdp_size: devices that divide parameters; 0: all.
       rest: where models wait while no stage needs them.
       trains: whether there are updates.

@@ -14,8 +14,8 @@ MACHINE_SHARE = 1 / 4
 
 
 def memory_limit(asked_gib: float, devices: Sequence[Device]) -> float:
-    """Returns the bytes of the smallest device, or `asked_gib` unless that is 0; infinite if neither
-    says."""
+    """Returns the bytes of the smallest device, or `asked_gib` unless that is 0. They are infinite
+    if neither is known."""
     if asked_gib:
         return asked_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]

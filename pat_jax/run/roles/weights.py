@@ -67,8 +67,8 @@ def weights_of_run(
     name: str, saved: SavedPolicy, policy: Policy, layout: Layout, seed: int
 ) -> Load:
     """Returns a loader of the weights of a run's checkpoint. Adapters are merged into their base,
-    the model `name`, whose unquantized policy is `policy`. Raises UserError if this is not the base that
-    they were trained on; to check it, the base is loaded in `layout`."""
+    the model `name`, whose unquantized policy is `policy`. Raises UserError if this is not the base
+    that they were trained on; to check it, the base is loaded in `layout`."""
     if saved.lora(policy):
         base = _spread(name, policy, layout, DTYPES[saved.compute_dtype])
         found = base_checksum(policy, base)
