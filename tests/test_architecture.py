@@ -5,10 +5,15 @@ import re
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import jax
 import pytest
+
+from pat_jax.common.options.declared import Options
+from pat_jax.config.shared import OnDevices
 
 ROOT = Path(__file__).parent.parent
 LINKED = ("models", "rl", "profiling")
@@ -164,7 +169,88 @@ def test_files_and_functions_are_short():
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 long += [f"{path}: {node.name}"] * (lines > most)
-    assert long == ["pat_jax/run/start/setup.py: _built"]  # to be taken apart
+    assert long == []
+
+
+# Files of a run that read or write its config.yaml, or settle its options. Others take a section of
+# the options, or values.
+TAKE_ALL_OPTIONS = {
+    f"pat_jax/run/{name}.py"
+    for name in (
+        "files/asked_again",
+        "files/folder",
+        "opened",
+        "process/distributed",
+        "process/open_run",
+        "results/saved_run",
+        "sft/reading",
+        "sft/setup",
+        "start/setup",
+    )
+}
+
+
+def below(kind: type) -> set[type]:
+    return {kind}.union(*map(below, kind.__subclasses__()))
+
+
+@cache
+def wholes() -> dict[str, str]:
+    """All options of a command, by the name of the class: it has a model and devices, or two
+    sections, or only such classes inherit from it. Its module is the value."""
+    for path in FILES:
+        if path.parts[:2] == ("pat_jax", "config") or path.name.endswith("config.py"):
+            import_module(module(path).removesuffix(".__init__"))
+    found = set()
+    for kind in below(Options):
+        hints = get_type_hints(kind).values()
+        sections = [one for one in hints if isinstance(one, type) and issubclass(one, Options)]
+        if issubclass(kind, OnDevices) or len(sections) > 1:
+            found.add(kind)
+    for kind in below(Options) - {Options}:
+        heirs = {one for one in below(kind) if not one.__subclasses__()} - {kind}
+        found |= {kind} if heirs and heirs <= found else set()
+    return {kind.__name__: kind.__module__ for kind in found}
+
+
+def takes_all(path: Path) -> bool:
+    """Whether a file imports all options of a command, other than those of its own room."""
+    named = {name.rpartition(".")[2] for name in imports(path)}
+    room = room_of(module(path))
+    return any(name in named and room_of(where) != room for name, where in wholes().items())
+
+
+def test_options_are_taken_whole_in_few_files():
+    """What is imported for the checker of types alone included."""
+    assert {"RunConfig", "AnyRun", "UpdateOptions", "SftConfig", "PlanConfig"} <= wholes().keys()
+    assert not {"RolloutConfig", "EngineSizes", "AlgorithmConfig"} & wholes().keys()
+    found = {
+        str(path)
+        for path in FILES
+        if path.parts[:2] not in (("pat_jax", "config"), ("pat_jax", "commands"))
+        and path.parent != Path("pat_jax")
+        and not path.name.endswith("config.py")
+        and takes_all(path)
+    }
+    assert found == TAKE_ALL_OPTIONS
+
+
+def test_options_have_a_class_where_they_are_taken():
+    """`Any`, `object` or a protocol would let all of them through."""
+    every = {path: nodes(path) for path in FILES if path.parts[1] not in ("common", "config")}
+    classes = [one for found in every.values() for one in found if isinstance(one, ast.ClassDef)]
+    protocols = {
+        one.name for one in classes for base in one.bases if "Protocol" in ast.unparse(base)
+    }
+    untold = protocols | {"Any", "object"}
+    for path, found in every.items():
+        for function in found:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+                kind = one.annotation and ast.unparse(one.annotation).strip('"')
+                is_named_so = one.arg in ("config", "options", "run")
+                assert not (is_named_so and kind in untold), f"{path}, line {one.lineno}"
 
 
 def test_partition_specs_are_written_in_the_layout_only():

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.options.declared import Options
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.own_code import is_sent
@@ -17,7 +18,7 @@ from pat_jax.rl.rewards.rewards import model_of
 ASKED = ("reward", "algorithm.loss")
 
 
-def asked_again(config: object) -> list[str]:
+def asked_again(config: Options) -> list[str]:
     """Returns the options that a run or evaluation is resumed with, though its folder has them.
 
     These are rewards that run code or are sent the responses, and a loss of the user's own. A
@@ -30,7 +31,7 @@ def asked_again(config: object) -> list[str]:
     return found
 
 
-def check_asked(config: object, given: object, folder: Path) -> None:
+def check_asked(config: Options, given: Options, folder: Path) -> None:
     """Raises UserError unless the options `given` on the command line have what `asked_again` says
     of `config`, which those of the folder are part of."""
     if (wanted := asked_again(config)) != asked_again(given):

@@ -4,7 +4,7 @@ here, before anything is compiled or written."""
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
-from pat_jax.config.role_table import Role, role_table
+from pat_jax.config.role_table import reward_roles, role_table
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import LayoutChoice
@@ -43,7 +43,7 @@ from pat_jax.run.roles.fingerprint import fingerprint as fingerprint_of
 from pat_jax.run.roles.models import RunModels
 from pat_jax.run.roles.placed_layouts import PlacedLayouts
 from pat_jax.run.roles.places import Places
-from pat_jax.run.roles.resting import settled_rest
+from pat_jax.run.roles.resting import Rest, settled_rest
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
 from pat_jax.run.roles.role_models import Division, models_of
 from pat_jax.run.roles.rollouts import Rollouts, other_kernels
@@ -111,10 +111,11 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     cannot work. Cheap checks come first: options, headers of files, layouts. Then come the
     tokenizer and the data, which take seconds, and the kernels on these devices. Weights, which may
     have to be downloaded, come last."""
-    setup = _built(config, devices)
+    settled = settle(config, devices)
+    setup = _built(settled, devices)
     kernels = other_kernels(setup.config.rollout, setup.engine, also=("rows",))
     if kernels is not None:
-        setup = _built(config, devices, kernels, setup.reward_models)
+        setup = _built(settled, devices, kernels, setup.reward_models)
     scoring = (one.model for one in setup.reward_models.values())
     for model in (*setup.roles.models.values(), *scoring):
         role = model.role
@@ -123,18 +124,34 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     return setup
 
 
-def _built(
-    config: RunConfig,
-    devices: Sequence[Device],
-    kernels: Kernels | None = None,
-    reward_models: RewardModels | None = None,
-) -> Setup:
+@dataclass(frozen=True)
+class Settled:
+    """Options of which every `auto` is settled but --roles.rest, which memory decides."""
+
+    config: RunConfig
+    model: ModelConfig
+    shortened: str  # which lengths the model's context has shortened, if any
+
+
+def settle(config: RunConfig, devices: Sequence[Device]) -> Settled:
+    """Settles the options, and checks them with the model's shape. Raises UserError if they cannot
+    work."""
     config.lora.check_base(config.model)
     check_task(config.task)
     model = model_config(config.task, config.layout_choice, devices)
     config, shortened = settled_options(config, model, devices)
     check_lengths(config.rollout, model, config.model)
     check_vocabulary_options(config.rollout, model)
+    return Settled(config, model, shortened)
+
+
+def _built(
+    settled: Settled,
+    devices: Sequence[Device],
+    kernels: Kernels | None = None,
+    reward_models: RewardModels | None = None,
+) -> Setup:
+    config, model = settled.config, settled.model
     places = Places.of(config.placement, devices, config.on_one_base)
     if places.is_split:
         owned_arrays.register()
@@ -147,25 +164,14 @@ def _built(
         model, places, config.rollout, config.layout_choice, config.fsdp_size, kernels
     )
     first, layouts, dropped = placed.policy, placed.rollouts, [*placed.dropped]
-    table = role_table(config, first.platform)
-    of_policy = RoleModel(table[0], policy, first)
-    division = Division(config.rollout.page_size, config.fsdp_size)
-    models = models_of(table, of_policy, places, division, config.rollout.max_length)
+    models = _models(config, policy, first, places)
     fingerprint = check_resumed(config, fingerprint_of(models))
     if reward_models is None:
-        reward_models = build_reward_models(
-            table, config.reward_model, config.rollout, places["reward"], division
-        )
+        reward_models = _reward_models(config, places["reward"])
     task = load_task(config.task, checked_tokenizer(config.task, model))
     rollouts = Rollouts.of(config.engine, policy, of_rollout)
-    handles = _handles(config, table, models, placed, places, reward_models, rollouts)
-    rest, resting = settled_rest(
-        config.roles.rest,
-        devices,
-        partial(handles.room, layouts),
-        sequences=config.rollout.prompts_per_step * config.rollout.num_generations,
-        learns=config.learns,
-    )
+    handles = _handles(config, models, placed, places, reward_models, rollouts)
+    rest, resting = _settled_rest(config, devices, partial(handles.room, layouts))
     config = replace(config, roles=RolesConfig(rest))
     roles = handles.build(layouts, rest)
     resident = roles.resident_on(of_rollout)
@@ -184,7 +190,7 @@ def _built(
         policy,
         layouts,
         dropped,
-        shortened,
+        settled.shortened,
         resting,
         engine,
         roles,
@@ -198,9 +204,35 @@ def _built(
     )
 
 
+def _models(
+    config: RunConfig, policy: Policy, layout: Layout, places: Places
+) -> Sequence[RoleModel]:
+    table = role_table(config, layout.platform)
+    division = Division(config.rollout.page_size, config.fsdp_size)
+    of_policy = RoleModel(table[0], policy, layout)
+    return models_of(table, of_policy, places, division, config.rollout.max_length)
+
+
+def _reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardModels:
+    roles = reward_roles(config, devices[0].platform)
+    division = Division(config.rollout.page_size, config.fsdp_size)
+    return build_reward_models(roles, config.reward_model, config.rollout, devices, division)
+
+
+def _settled_rest(
+    config: RunConfig, devices: Sequence[Device], room: Callable[[Rest], float]
+) -> tuple[Rest, str]:
+    return settled_rest(
+        config.roles.rest,
+        devices,
+        room,
+        sequences=config.rollout.prompts_per_step * config.rollout.num_generations,
+        learns=config.learns,
+    )
+
+
 def _handles(
     config: RunConfig,
-    table: Sequence[Role],
     models: Sequence[RoleModel],
     placed: PlacedLayouts,
     places: Places,
@@ -211,7 +243,11 @@ def _handles(
     shards = places.row_shards(first.split.dp)
     return RunModels(
         models,
-        losses_of(table, config.algorithm, is_on_policy=config.updates_per_step == 1),
+        losses_of(
+            [each.role for each in models],
+            config.algorithm,
+            is_on_policy=config.updates_per_step == 1,
+        ),
         micro_shapes(config.micro_batches, shards, first.platform) if config.learns else (),
         placed.carriers,
         reward_models,
