@@ -39,7 +39,8 @@ def pack_texts(
             whole = slice(start, start + len(text))
             micro.tokens[row, whole] = text.tokens
             micro.positions[row, whole] = text.positions
-            read = start - before + np.flatnonzero(text.in_loss)
+            # No position predicts the first token of a text.
+            read = start + np.flatnonzero(text.in_loss[before:])
             micro.responses[row, read] = len(each) * (spot.number - 1) + i + 1
             micro.weights[row, read] = weigh(text)
             first, last = (read[0], read[-1]) if len(read) else (start, start - 1)

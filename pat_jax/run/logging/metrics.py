@@ -131,4 +131,8 @@ def _plain(name: str, value: Any) -> float | int | str | None:
     if isinstance(value, str):
         return value
     number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, bool | int | float):
+        raise TypeError(
+            f"metric {name!r} is a {type(value).__name__}: expected one number or text."
+        )
     return number if math.isfinite(number) else None

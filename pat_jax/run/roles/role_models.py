@@ -127,6 +127,9 @@ def _fitting_shape(role: Role, policy: RoleModel, longest: int) -> ModelConfig:
         role.source,
         f"a model for {texts.format(longest)}, and this one is for {shape.max_position:,}; {shorter}",
     )
+    most = min(policy.policy.config.vocab_size, shape.vocab_size)
+    expected = f"at most {most:,}, the tokens of the vocabulary"
+    require(role.top_k <= most, f"{role.name}.top_k", role.top_k, expected)
     return shape
 
 
