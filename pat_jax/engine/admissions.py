@@ -1,4 +1,4 @@
-"""Gives pages to sequences that begin or resume, and remembers which replica has each prompt."""
+"""Gives pages to sequences that begin or resume, and notes which replica last had each prompt."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class Admissions:
 
     def __init__(self, contents: Contents, tables: BlockTables):
         self.contents, self.table, self.tables = contents, contents.table, tables
-        self.turn = np.zeros(len(self.table), np.int64)  # largest for the one admitted last
+        self.turn = np.zeros(len(self.table), np.int64)  # the number of each one's last admission
         self._num_admitted = 0
         self.forget_prefix_replicas()
 
@@ -33,7 +33,7 @@ class Admissions:
         """Gives a sequence pages for its tokens and `steps` more; returns None if too few are free.
 
         Args:
-          leaving: pages that must stay free.
+          leaving: pages of the replica that must stay free.
         """
         pool, room = self.tables.pools[replica], self._room(sequence, steps)
         known = self.contents.known(sequence)
@@ -53,7 +53,7 @@ class Admissions:
         self.note_prefix_replica(sequence, replica)
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
-        """Returns how many more pages a sequence needs for `steps` new tokens than for `after`."""
+        """Returns how many more pages a sequence needs for `steps` more tokens than for `after`."""
         cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, size) - num_pages_for(now, size)
@@ -82,7 +82,7 @@ class Filling:
     def __init__(self, admissions: Admissions, most: int, steps: int, at_once: int):
         """
         Args:
-          most: running sequences of a replica, at most.
+          most: the most sequences that may run in one replica.
           steps, at_once: see `CacheManager.admit`.
         """
         table = admissions.table
@@ -98,7 +98,7 @@ class Filling:
         """Admits a sequence to the replica with the most pages left among `replicas`.
 
         Returns:
-          False if none of them has enough pages; they are closed then.
+          False if none of them has enough pages. They admit no more sequences in this round.
         """
         pools, needed = self.admissions.tables.pools, self.needed
         later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)

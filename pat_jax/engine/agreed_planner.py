@@ -13,7 +13,7 @@ from pat_jax.planning.types import Load, Outcome, Plan, Split
 class AgreedPlanner(Planner):
     """Carries out the decisions of the first process's `planner` in every process.
 
-    The loads are the same in all processes; their measured times differ.
+    All processes have the same load, but measure different times, and so might plan differently.
     """
 
     def __init__(self, planner: Planner):

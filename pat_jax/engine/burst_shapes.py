@@ -22,8 +22,8 @@ class BurstShapes:
           by_need: chooses among the compiled programs; None if all are compiled.
         """
         self.shapes, self.table, self.by_need = shapes, table, by_need
-        # The shape that the newest burst lacked a program for, with the plan's drafts, and the
-        # seconds that the drafts were predicted to save.
+        # The shape, with the plan's drafts, for which the newest burst found no compiled program,
+        # and the seconds that these drafts were predicted to save in it.
         self.lacked: tuple[Shape, float] | None = None
 
     def fewest_rows(self, split: Split) -> int:
@@ -41,10 +41,10 @@ class BurstShapes:
     def next(
         self, split: Split, num_draft_tokens: int, tokens_before: int = 0
     ) -> tuple[Shape, int]:
-        """Returns the shape and the most steps of a burst.
+        """Returns the shape of the next burst, and the most decode steps that it may run.
 
         Args:
-          tokens_before: most tokens of the burst that is still running before it.
+          tokens_before: the most tokens that the burst still running may add to a row.
         """
         table, pace = self.table, self.shapes.pace(num_draft_tokens)
         context, rows = table.max_context + tokens_before, table.rows_per_replica
@@ -87,7 +87,7 @@ class BurstShapes:
         num_draft_tokens: int = 0,
         most_rows: int = 2**31,
     ) -> Shape:
-        """The smallest shape for so many rows of so many tokens, a compiled one if possible."""
+        """The smallest shape that holds `rows` rows of `length` tokens, if possible a compiled one."""
         buckets = self.shapes.buckets
         fitting = Shape(
             split, buckets.rows_for(split, rows), buckets.length_for(length), num_draft_tokens
@@ -95,7 +95,7 @@ class BurstShapes:
         return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 
     def _reached(self, num_draft_tokens: int, tokens_before: int) -> int:
-        """Most tokens of a row at a burst's first test, after `tokens_before` of the burst before."""
+        """The most cached tokens of a row when the next burst first tests whether it ends."""
         context = self.table.max_context + tokens_before
         return min(self._last_context, context + self.shapes.pace(num_draft_tokens).check_tokens)
 

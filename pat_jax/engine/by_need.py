@@ -1,9 +1,9 @@
 """Compiles decode programs during a rollout, if not all were compiled before it.
 
-A burst runs in the smallest compiled bucket that holds it; if there is none, the fitting bucket is
-compiled at once. A larger bucket costs time in every burst: rent. Once a bucket's rent equals the
-time that a program takes to compile, it is compiled in the background. This costs at most twice
-the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
+A burst runs in the smallest compiled bucket that holds it. If there is none, the bucket that fits
+is compiled at once. A bucket larger than needed costs time in every burst: the rent of the bucket
+that fits. Once the rent equals the time that a program takes to compile, it is compiled in the
+background. This costs at most twice the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from pat_jax.layout.buckets import Buckets, Shape
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
-MOST_WASTE = 4  # times the fitting rows x length, at most: a larger bucket takes memory as well
+MOST_WASTE = 4  # most rows x length of a bucket used instead, over those of the bucket that fits
 
 
 class ByNeed:
@@ -40,7 +40,7 @@ class ByNeed:
         bucket is compiled.
 
         Args:
-          most_rows: rows of that bucket, at most.
+          most_rows: the most rows that the bucket may have.
         """
         if self.has(fitting):
             return fitting

@@ -34,8 +34,8 @@ class CacheManager:
         """
         Args:
           num_pages: pages of each replica's pool; enough for the longest sequence alone.
-          expected: float[sequences], expected tokens of the response; None keeps the order of
-            submission.
+          expected: float[sequences], the predicted length of each response in tokens; None keeps
+            the order of the requests.
         """
         self.contents, self.table = contents, contents.table
         self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
@@ -73,7 +73,7 @@ class CacheManager:
         return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        """Takes a sequence's pages and row. It may find the pages again if no other took them."""
+        """Takes a sequence's pages and row. When it resumes, it reuses pages not yet overwritten."""
         tables, known = self.tables, self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))
@@ -82,7 +82,7 @@ class CacheManager:
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_replica: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Fills free rows from the queue while every running sequence still has pages for `steps`.
+        """Gives free rows to waiting sequences while there are pages for `steps` tokens of each.
 
         A sequence gets pages for `at_once` tokens. Replicas get equally many sequences, and as far
         as that allows, samples of a prompt share a replica. If any sequence waits, all rows are
@@ -112,8 +112,8 @@ class CacheManager:
     def release_ended(self) -> Copies:
         """Frees the pages of finished sequences.
 
-        The returned copies overwrite pages of failed sequences, which may hold NaN. Masked
-        attention multiplies them by zero, which leaves a NaN.
+        The returned copies overwrite pages of failed sequences, which may hold NaN. Attention
+        multiplies the values that it masks by zero, and a NaN times zero is NaN.
         """
         tables, poisoned = self.tables, []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
@@ -173,10 +173,10 @@ class CacheManager:
         """Records where moved pages really arrived.
 
         Args:
-          new_page: int[moves], the page of each move; NULL_PAGE if it found no room.
+          new_page: int[moves], the page in which each move arrived; NULL_PAGE if it found no room.
 
         Returns:
-          bool[running], the sequences that lack such a page; they have given back their others.
+          bool[running], the sequences of which a page found no room. They hold no pages now.
         """
         tables, running, stays = self.tables, self.table.running, new_page == NULL_PAGE
         is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
@@ -196,13 +196,13 @@ class CacheManager:
     ) -> tuple[PrefillWork, np.ndarray]:
         """Does the second half of a move: gives pages to sequences that left theirs behind.
 
-        They are recomputed and get pages for `steps` more tokens, the first admitted first; a
-        sequence that finds too few pages waits. Rows are reassigned, as few as hold the fullest
-        replica.
+        These are recomputed, the first admitted first. Each gets pages for `steps` more tokens, or
+        waits if too few are free. All rows are reassigned: every replica has as many as the fullest
+        one needs.
 
         Args:
           replica: int[running], the new replica of each sequence.
-          is_left: bool[running], the result of `leave`.
+          is_left: bool[running], whether each sequence left its pages behind, as `leave` returned.
 
         Returns:
           The prefill to run, and bool[running], the sequences that wait.
@@ -226,12 +226,12 @@ class CacheManager:
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
     ) -> list[np.ndarray]:
-        """Returns assignments of running sequences to replicas, int[running] each, to choose from.
+        """Returns the assignments of running sequences to replicas that the planner may choose.
 
-        See `sequence_table.options`.
+        Each is int[running], the replica of every sequence; see `sequence_table.options`.
 
         Args:
-          laid_out: int[replicas], reserved pages that will also be free.
+          laid_out: int[replicas], pages reserved for running bursts: they are free before a move.
         """
         tables = self.tables
         pages = tables.count[self.table.running]

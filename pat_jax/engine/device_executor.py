@@ -41,9 +41,9 @@ class Digest(NamedTuple):
     max_steps: int
     threshold: int
     is_ahead: bool
-    rows: int
-    accept_prob: int
-    drafts: int  # texts that rows draft from, or what a draft model's cache holds
+    rows: int  # checksum of the rows, their lengths and pages, and the reserved pages
+    accept_prob: int  # checksum of `Burst.accept_prob`
+    drafts: int  # of the texts that rows draft from, or of the lengths in a draft model's cache
 
 
 class DeviceExecutor(Executor):
@@ -76,8 +76,9 @@ class DeviceExecutor(Executor):
         # The rows' state on the devices, and the version of the table that it was made from.
         self._rows: RowState | None = None
         self._version = -1
-        self._seen: jax.Array | None = None  # same version as the rows
-        # For the running bursts: the rows' pages with the number drawn, and the drafter's state.
+        self._seen: jax.Array | None = None  # `sampling.Seen`, of the same version as the rows
+        # For the running bursts: the rows' page tables, with the number of reserved pages taken;
+        # and the drafter's state.
         self._tables: tuple[jax.Array, jax.Array] | None = None
         self._drafting: Any = None
         rollout = Rollout(specs.draft_shapes, programs, draft_params, responses, earlier)
@@ -155,7 +156,7 @@ class DeviceExecutor(Executor):
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """Puts the tokens seen, for penalties. Nothing is sent if no running row has a penalty."""
+        """Sends the tokens that penalties apply to; sends nothing if no running row has a penalty."""
         responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
@@ -198,5 +199,4 @@ class DeviceExecutor(Executor):
 
 
 def _checksum(arrays: Iterable[Any]) -> int:
-    """The checksum of the arrays that are not None."""
     return zlib.crc32(b"".join(np.asarray(x).tobytes() for x in arrays if x is not None))

@@ -123,7 +123,7 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """The most tokens of other texts that a row drafts from; 0 if drafts are not copied."""
+        """The most tokens of other responses that a row's drafts come from; 0 for other drafters."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property
@@ -220,8 +220,8 @@ class RolloutEngine:
           report: filled while the stream runs; complete after the last completion.
           should_stop: called after each burst with the index and tokens, int32[tokens], of every
             running request; True ends the request.
-          expected: float[requests], expected tokens of the responses: the longest begin first.
-            None keeps the order of the requests.
+          expected: float[requests], the predicted length of each response in tokens: the longest
+            begin first. None keeps the order of the requests.
           earlier: responses that drafts may also be copied from. Do not change it before the stream
             ends. It must be the same in all processes.
         """

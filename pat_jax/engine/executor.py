@@ -23,7 +23,7 @@ class Burst:
     max_steps: int
     threshold: int  # the burst ends when no replica has more running sequences than this
     is_ahead: bool  # dispatched behind another, whose results are not known
-    accept_prob: np.ndarray | None  # of draft tokens, see Plan
+    accept_prob: np.ndarray | None  # probabilities that draft tokens are accepted, see Plan
     predicted: DraftPrediction | None  # what the plan predicts of the drafts
     reserved: ReservedPages  # pages that its rows may take; the burst ends if they run out
 
@@ -43,21 +43,21 @@ class Relocation:
 class Collected(NamedTuple):
     """The result of a burst."""
 
-    steps: int
-    tokens: int
-    running_steps: int  # summed over rows
+    steps: int  # decode steps
+    tokens: int  # generated
+    running_steps: int  # steps in which each row was running, summed over rows
     drafted: DraftResult
     held: float  # see BurstResult
-    ended: np.ndarray  # int[ended], the sequences that it ended
-    poisoned: Copies  # pages to be written over
+    ended: np.ndarray  # int[ended], the sequences that ended in it
+    poisoned: Copies  # copies of the null page onto pages that may hold NaN
 
 
 @dataclass(frozen=True)
 class Arrival:
     """The result of a relocation on the devices."""
 
-    # int[moves], the page of each move, NULL_PAGE if it stayed behind; None: as the cache manager
-    # assigned them.
+    # int[moves], the page in which each move arrived, NULL_PAGE if the page stayed behind; None:
+    # every move arrived in the page that the cache manager assigned.
     new_page: np.ndarray | None = None
     sent: MovedBytes | None = None  # None on a simulated clock
 
@@ -69,7 +69,7 @@ class Executor(ABC):
 
     @abstractmethod
     def prefill(self, work: PrefillWork) -> int:
-        """Computes the pages of known tokens, then copies pages.
+        """Computes the KV cache of known tokens into their pages, then copies pages.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
 
@@ -87,10 +87,10 @@ class Executor(ABC):
 
     @abstractmethod
     def collect(self) -> tuple[RowsOutput, bool]:
-        """Waits for the oldest running burst, and returns its output.
+        """Waits for the oldest running burst.
 
         Returns:
-          Its output, and whether the time since the burst before it is the time that it took.
+          Its output, and whether it took as long as the time since the burst before it ended.
         """
 
     @abstractmethod
@@ -98,10 +98,10 @@ class Executor(ABC):
         """Reshards the weights to the target layout, and moves pages to their new replicas."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Recomputes pages that a relocation left behind, except for sequences that wait.
+        """Recomputes the pages that a relocation left behind; returns what `prefill` does.
 
         Args:
-          waits: bool[running].
+          waits: bool[running], the sequences that found no pages and are recomputed later.
         """
         del relocation, waits
         return self.prefill(work)

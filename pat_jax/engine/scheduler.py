@@ -45,10 +45,10 @@ class Scheduler:
     ):
         """
         Args:
-          contents: contents of a table whose sequences all wait, with the replicas of `split`.
+          contents: of a sequence table with the replicas of `split`, whose sequences all wait.
           runs_ahead: dispatch a burst before the results of the one before it are known.
           checks: call `check_integrity` after each burst.
-          expected: float[sequences], expected tokens of the responses; see CacheManager.
+          expected: float[sequences], predicted response lengths in tokens; see CacheManager.
           by_need: chooses among the compiled programs; None if all are compiled.
         """
         self.contents, self.table, self.shapes = contents, contents.table, shapes
@@ -58,14 +58,14 @@ class Scheduler:
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
         self.num_preempted = 0
-        # Tokens that the sequences' pages have room for, summed over the starts and ends of bursts.
-        self.kv_slots, self.kv_unused = 0, 0  # tokens
-        self._in_flight: deque[Shape] = deque()  # of the bursts dispatched and not collected
+        # Tokens that fit in the sequences' pages, and those of them that are not in use, each
+        self.kv_slots, self.kv_unused = 0, 0  # summed over the starts and ends of bursts.
+        self._in_flight: deque[Shape] = deque()  # shapes of the bursts dispatched, not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the table when the running bursts began
 
     def admit(self) -> PrefillWork:
-        """Gives pages for the next few steps and rows to waiting sequences; returns the prefill."""
+        """Gives rows and pages for a few steps to waiting sequences; returns their prefill."""
         self._grow()
         shapes = self.shapes
         most_rows = shapes.buckets.rows[self.split][-1]

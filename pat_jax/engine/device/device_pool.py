@@ -1,6 +1,6 @@
 """The pages of the KV cache on the devices, and the programs that copy and move them.
 
-The cache manager on the host decides which pages.
+The cache manager on the host decides which pages are copied and moved.
 """
 
 from collections.abc import Sequence

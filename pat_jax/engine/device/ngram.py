@@ -4,8 +4,8 @@ A row's text is one array: first other texts for the same prompt that the host h
 siblings and earlier iterations), then the row's own tokens by position. Entries that are not tokens
 are negative, and no match crosses them.
 
-The longest match is found without a suffix tree: all places of the text are compared at once. These
-are functions of one device's rows.
+The longest match is found without a suffix tree: all columns of the text are compared at once.
+These are functions of one device's rows.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def find(
     """Returns a draft and a branch for each row.
 
     The draft is what followed the longest match of the tokens up to column `newest`; of equally
-    long matches the last counts. The branch is the same for matches that another token followed.
+    long matches the last counts. The branch follows the longest match with another next token.
 
     Args:
       most: most tokens of a draft.

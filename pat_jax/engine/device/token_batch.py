@@ -1,14 +1,14 @@
 """Chooses the tokens that a step verifies: each running row's newest, and the best draft tokens.
 
-A step verifies a line of a fixed number of tokens. Drafts differ in value: eight tokens after a
-long match are likelier accepted than two after a short one. So the room goes to the tokens of any
-row that are likeliest accepted; a draft token is never likelier accepted than the one before it. A
-row's branch begins with another token than its draft. Its tokens get room if they are likelier
-accepted than tokens far behind in a draft. Draft and branch form a tree, of which at most one path
-is accepted.
+A step verifies a fixed number of tokens: its line, which all rows share. The draft tokens most
+likely to be accepted get the room, whatever their row. No draft token is more likely to be accepted
+than the one before it. A row may also have a branch: a second draft that begins with another token.
+Tokens of drafts and branches compete for the room. Draft and branch form a tree, of which at most
+one path is accepted.
 
-The probability follows from the run that a draft belongs to (`planning/drafts.py`): the length of
-the match at its start, and how many of its tokens have been accepted.
+The probability that a token is accepted depends on its run (`planning/drafts.py`), the text that is
+copied from one match over several steps: on the length of the match, and on how many tokens of the
+run have been accepted.
 """
 
 from typing import NamedTuple
@@ -125,9 +125,9 @@ class Counts(NamedTuple):
 
         Args:
           kind: kind of the run that each row's draft belongs to.
-          length, accepted: verified and accepted tokens of its branch.
-          drawn: the first sampled token. It shows whether a branch's first token would have been
-            accepted, even if it was not verified.
+          length, accepted: verified and accepted tokens of each row's branch.
+          drawn: the token that each row sampled first. It shows whether the branch's first token
+            would have been accepted, even if it was not verified.
         """
         has_draft, own = running & (draft.matched > 0), kind_of(branch)
         has_branch = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
@@ -155,12 +155,12 @@ class Counts(NamedTuple):
         *,
         is_branch: bool,
     ) -> "Counts":
-        """Returns the counts with a step's draft tokens added to their sources.
+        """Returns the counts with a step's draft tokens added by the source of their text.
 
         Args:
           source: source of each row's draft or branch, see `planning.draft_counts.SOURCES`.
           length: verified tokens of the draft or branch.
-          accepted: the accepted ones among these.
+          accepted: accepted tokens of the draft or branch.
         """
         more = jnp.stack([length, accepted, accepted * is_branch], axis=1)
         return self._replace(by_source=self.by_source.at[0, source].add(more))
@@ -190,12 +190,12 @@ def lengths(
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
     """Returns how many tokens of each row's draft and branch to verify.
 
-    Together they are at most as many as a draft has.
+    A row's two numbers together are at most the length of the longest possible draft.
 
     Args:
       runs: the runs that the drafts belong to.
-      accept_prob: probability that the first 0, 1, 2 … tokens of a run are all accepted, by its
-        kind; and the same of a branch, given that the draft's first token is rejected.
+      accept_prob: for each kind of run, the probability that its first 0, 1, 2 … tokens are all
+        accepted; and the same of a branch, given that the draft's first token is rejected.
       room: tokens of a line; at least one for each row.
     """
     most = draft.tokens.shape[1]
@@ -214,7 +214,7 @@ def lengths(
 
 
 def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
-    """How many values rank before each: larger ones, and equal ones that come first. So the tokens
+    """The number of values that are larger than each value, or equal and before it. So the tokens
     chosen from a draft always include those before them."""
     place = jnp.arange(value.shape[-1])
     is_before = jnp.broadcast_to(place[None] < place[:, None], (*value.shape, len(place)))

@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
     unfiltered: Float[Array, "*each"]
     top_tokens: Int[Array, "*each top"]
     top_logprobs: Float[Array, "*each top"]
-    routed_experts: Int16[Array, "*each layers k"] | None  # of the token before
+    routed_experts: Int16[Array, "*each layers k"] | None  # computed the token before this one
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """Returns the caches in the form in which a step reads them for a line, the tokens of all rows
-    concatenated.
+    """Returns the caches as a step reads them for a line: several tokens of every row, concatenated.
 
     Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):

@@ -33,7 +33,7 @@ def draw(
     *,
     most: int,
 ) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
-    """Returns the tables with `more` pages added to each row, and the number taken from the ring.
+    """Adds `more` pages of the ring to each row; returns tables and pages taken from it in all.
 
     Args:
       drawn: pages taken from the ring before.

@@ -1,11 +1,11 @@
 """A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Every device has all of its weights, in every layout, because reading the weights of a small model
-is faster than two sums per layer. So a switch moves nothing of it.
+Every device has all weights of the draft model, in every layout, because reading the weights of a
+small model is faster than two all-reduces per layer. So a switch moves nothing of the draft model.
 
-Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed
-before the next burst with drafts. For a small model that is cheaper than computing every token of
-large batches whose drafts would not pay.
+After bursts without drafts, switches and preemptions, the draft model's KV cache lacks tokens. These
+are computed before the next burst with drafts. For a small model that is cheaper than computing
+every token of large batches whose drafts would not pay.
 """
 
 from collections.abc import Callable
@@ -124,7 +124,7 @@ class ModelDrafter(Drafter):
         return self.load_params(shardings, shapes.dtype)
 
     def pages(self, split: Split, shapes: DraftShapes) -> int:
-        """Returns the pages of its cache in a replica."""
+        """Returns the pages per replica of the draft model's KV cache."""
         return shapes.buckets.draft_pages(split, self.drafts, shapes.page_size)
 
     def pool(self, layout: Layout, shapes: DraftShapes) -> Pool:
@@ -189,7 +189,8 @@ class DraftCache(DraftFeed):
         self._split: Split | None = None  # the layout of the pool
         self._pool: Pool = ()
         self._tables: BlockTables | None = None
-        self.known = np.zeros(len(self.responses.table), np.int64)  # tokens of each sequence in it
+        # For each sequence, how many of its tokens are in the cache.
+        self.known = np.zeros(len(self.responses.table), np.int64)
         self._drafting = np.zeros(0, np.int64)  # sequences whose bursts have drafts, since `state`
 
     @property
@@ -199,8 +200,8 @@ class DraftCache(DraftFeed):
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
         """Returns the drafter's state for a burst.
 
-        The cache then has all but the newest tokens of the running rows, and pages for what two
-        bursts may generate. A burst behind another gets `before` with more pages."""
+        The cache then has all tokens of the running rows but the newest, and pages for what two
+        bursts may generate. A burst dispatched behind another gets `before`, with more pages."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()
@@ -240,10 +241,9 @@ class DraftCache(DraftFeed):
             self._pool = state.pool
 
     def pause(self) -> None:
-        """Notes how many tokens of each sequence the pages hold, after bursts with drafts have been
-        collected.
+        """Notes how many tokens of each sequence are in the cache, once bursts with drafts are over.
 
-        That is all they generated, except perhaps the last token of a fully accepted draft."""
+        Of a fully accepted draft, the last token may be missing in the cache."""
         seen = self.responses.table.length[self._drafting] - 2
         self.known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)

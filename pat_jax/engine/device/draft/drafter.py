@@ -35,14 +35,14 @@ class DraftShapes(NamedTuple):
     buckets: Buckets
     page_size: int
     prefill_blocks: int
-    ahead: int = 0  # tokens of a row for which a draft model's cache has room ahead
+    ahead: int = 0  # future tokens of each row for which a draft model's cache has pages
 
     def width(self, length: int) -> int:
         """Returns the pages of a row with `length` tokens."""
         return num_pages_for(length, self.page_size)
 
     def tokens(self, length: int) -> int:
-        """Returns the tokens that these pages have room for."""
+        """Returns the tokens for which the pages of a row with `length` tokens have room."""
         return self.width(length) * self.page_size
 
 
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
     params: Params  # the policy's
     own_params: Any  # the drafter's, see `Drafter.params`
     keys: UInt32[Array, "tokens rows 2"]
-    tables: Int[Array, "rows width"]
+    tables: Int[Array, "rows width"]  # pages of each row in the policy's cache
     accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
     length: int  # tokens that a row's page table has room for
     num_draft_tokens: int  # per row and step
@@ -73,9 +73,9 @@ class Accepted(NamedTuple):
     """The result of verifying a step's drafts."""
 
     tokens: Int[Array, "rows turns"]  # sampled along each row's draft, or along its branch
-    count: Int[Array, " rows"]  # of these, tokens that the row generates
-    on_draft: Int[Array, " rows"]  # accepted tokens of its draft
-    on_branch: Int[Array, " rows"]  # accepted tokens of its branch
+    count: Int[Array, " rows"]  # how many of these `tokens` the row generates
+    on_draft: Int[Array, " rows"]  # accepted tokens of the row's draft
+    on_branch: Int[Array, " rows"]  # accepted tokens of the row's branch
     taken: Bool[Array, " rows"]  # rows whose branch is accepted
 
 
@@ -110,10 +110,10 @@ class DraftFeed:
         return None
 
     def keep(self, state: Any) -> None:
-        """Keeps the state that a burst leaves."""
+        """Keeps the drafter's state that a burst returned, for the next burst."""
 
     def delete(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of the drafter's state."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        """Proposes drafts for the running rows, inside a step."""
+        """Returns drafts for the running rows, and the changed state of the decode step."""
 
     @abstractmethod
     def catch_up(
@@ -141,11 +141,11 @@ class Drafter(ABC):
         step."""
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Any:
-        """Returns shapes of its weights on the devices; None if it has none."""
+        """Returns shapes of the drafter's weights on the devices; None if it has none."""
         del layout, shapes
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Any:
-        """Returns shapes of its state for bursts of `rows` per replica; None if it has none."""
+        """Returns shapes of the drafter's state for `rows` per replica; None if it has none."""
         del layout, rows, length, shapes
 
     def blank(self, zeros: Any, num_replicas: int) -> Any:
@@ -154,7 +154,7 @@ class Drafter(ABC):
         return zeros
 
     def declare(self, table: ProgramTable, layout: Layout, shapes: DraftShapes) -> None:
-        """Declares its own programs, besides bursts."""
+        """Declares the drafter's own programs, such as a draft model's prefill."""
         del table, layout, shapes
 
     def load(self, layout: Layout, shapes: DraftShapes) -> Params | None:
@@ -168,7 +168,7 @@ class Drafter(ABC):
         devices; None if there are none.
 
         Args:
-          head: float[embed, embed]; None stands for zeros.
+          head: the early-exit head, float[embed, embed]; None stands for zeros.
         """
         del layout, shapes, head
 

@@ -21,8 +21,8 @@ from pat_jax.models.exit_head import exit_hidden
 class EarlyExit(Drafter):
     """Proposes what the policy would generate if it ended after layer `drafts.exit_layer`.
 
-    It shares the policy's cache: it writes what the verification of the same tokens writes. So it
-    has nothing to catch up with.
+    It shares the policy's KV cache: proposing a token writes the same keys and values as verifying
+    it. So there is no second cache that has to catch up.
     """
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:

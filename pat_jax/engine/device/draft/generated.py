@@ -1,8 +1,9 @@
 """Drafts that a model generates: the common part of early exit and a draft model.
 
-A generated draft costs one pass of the model per token. Each token is sampled with its position's
-noise, which the policy will use too: the closer the two distributions, the more often both sample
-the same token. So drafts sampled at temperature 1 are accepted more often than likeliest tokens.
+A generated draft costs one forward pass of the model per token. Each token is sampled with the
+noise of its position, which the policy uses, too: the closer the two distributions are, the more
+often both sample the same token. So at temperature 1 such drafts are accepted more often than
+greedy ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ def _drawn(
     turn: Int[Array, ""],
     proposed: Int[Array, "rows draft"],
 ) -> Int[Array, " rows"]:
-    """Each row's token after `position`, sampled as the policy would from these logits."""
+    """The token of each row after `position`, sampled from `logits` as the policy would."""
     step, rows, row = asked.step, moving.rows, jnp.arange(len(proposed))
     key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
     endings = step.endings(rows)

@@ -81,7 +81,7 @@ class TextDrafter(Drafter):
 
 
 class TextFeed(DraftFeed):
-    """Lays out the texts of one rollout's rows, anew for each chain of bursts."""
+    """Lays out the texts that rows draft from, for each burst that is not launched behind another."""
 
     def __init__(self, drafts: Drafts, rollout: Rollout):
         self.drafts, self.rollout = drafts, rollout
@@ -108,10 +108,10 @@ class TextFeed(DraftFeed):
 
 
 def own_columns(length: int, drafts: Drafts) -> int:
-    """Returns the columns for a row's own tokens and for what a last step may write after them."""
+    """Returns the columns of a row's own tokens, and of those that its last step may add."""
     return length + 1 + drafts.longest
 
 
 def text_room(drafts: Drafts, length: int, shapes: DraftShapes) -> int:
-    """Returns the columns of other texts that rows of a length bucket draft from; 0 if none are."""
+    """Returns the columns of other responses that rows of `length` tokens draft from; may be 0."""
     return drafts.text_room(shapes.tokens(length), shapes.tokens(shapes.buckets.lengths[-1]))
