@@ -87,7 +87,7 @@ class BurstShapes:
         num_draft_tokens: int = 0,
         most_rows: int = 2**31,
     ) -> Shape:
-        """The smallest shape that holds `rows` rows of `length` tokens, if possible a compiled one."""
+        """The smallest shape that holds `rows` rows of `length` tokens, compiled if possible."""
         buckets = self.shapes.buckets
         fitting = Shape(
             split, buckets.rows_for(split, rows), buckets.length_for(length), num_draft_tokens

@@ -73,7 +73,7 @@ class CacheManager:
         return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        """Takes a sequence's pages and row. When it resumes, it reuses pages not yet overwritten."""
+        """Takes a sequence's pages and row. It reuses pages not overwritten before it resumes."""
         tables, known = self.tables, self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))

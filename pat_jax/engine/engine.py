@@ -123,7 +123,7 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """The most tokens of other responses that a row's drafts come from; 0 for other drafters."""
+        """The most tokens of other responses that a row's drafts are copied from; may be 0."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property

@@ -1,13 +1,12 @@
-"""Orders the pages of a switch: which leave when, and where they arrive.
+"""Orders the migration of pages in a switch: in which round each is sent, and where it arrives.
 
-Old and new pools share the same memory. A round packs all its pages before it unpacks any, so that
-they make room for each other. A round that finds no room waits in its receive buffers until later
-rounds have been packed, so that this works even with full pools. Pages leave from last to first, so
-that memory gets free at the end in all replicas alike. If free memory is so scattered that too many
-pages would wait, a few sequences stay behind and are recomputed. All on the host, in NumPy.
-
-Old and new replicas share devices if they are congruent modulo the smaller number of replicas; see
-`SequenceTable.regroup`.
+The pools of the old and the new layout use the same memory. A round packs all its pages before it
+unpacks any, so that leaving pages make room for arriving ones. Pages that find no room yet wait in
+receive buffers until later rounds are packed. So a switch works even with full pools. The highest
+page numbers leave first, so that all replicas free the same part of memory. If free memory is so
+scattered that too many pages would wait, a few sequences are left behind and recomputed. All on the
+host, in NumPy. An old and a new replica share devices if their numbers are congruent modulo the
+smaller number of replicas; see `SequenceTable.regroup`.
 """
 
 from collections import Counter
@@ -21,12 +20,12 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 NO_MOVE = -1
-# most pages of a replica in waiting rounds: the buffers of two large rounds
+# most pages per replica that wait in receive buffers: those of two large rounds
 MOST_WAITING = 2 * SIZES[0]
 
 
 class Pools(NamedTuple):
-    """The pools of a layout. They take the same bytes of a device in each layout."""
+    """The pools of a layout. In every layout they take the same memory of a device."""
 
     replicas: int
     pages: int  # of each replica, NULL_PAGE included
@@ -48,7 +47,8 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     Args:
       moves: one move for each page that arrives, no more than the new pools hold; `new_page` is not
         used.
-      holds: for each sequence the moves of its pages, int[pages]; sequences may share moves.
+      holds: for each sequence the indices of its pages in `moves`, int[pages]; several sequences
+        may hold a page.
     """
     going, num_late = sorted(holds, key=len), 1
     while True:
@@ -66,8 +66,7 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
 
 
 def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
-    """Places all `moves`, or returns the moves that wait when for the first time too many do,
-    int[pages]."""
+    """Places all `moves`. Once too many have to wait, returns those, int[waiting]."""
     leaving = _Leaving(moves, old, new)
     plan = leaving.rounds()
     slots = list(leaving.slots(plan))
@@ -95,7 +94,7 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
 
 
 class _Leaving:
-    """The moves by narrow replica, the unit that takes part in a round."""
+    """The moves by replica of the layout with less TP, the narrow one: rounds consist of these."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.is_up = old.replicas >= new.replicas
@@ -114,7 +113,7 @@ class _Leaving:
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Yields each round's move per slot, int[narrow replicas, size]; last pages first."""
+        """Yields for each round the move in each slot, or NO_MOVE; int[narrow replicas, size]."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
@@ -125,7 +124,7 @@ class _Leaving:
             yield slots
 
     def waiting(self, step: Round) -> float:
-        """Memory that a waiting round takes on a device, in pages of a round of all replicas."""
+        """Memory of a device that a waiting round takes, in pages of a round of all replicas."""
         is_part = self.is_up and step.replica != ALL
         return step.size / self.num_members if is_part else step.size
 
@@ -135,12 +134,12 @@ def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:
 
 
 class _Room:
-    """The free pages of the new replicas: their memory holds no page that still has to leave."""
+    """The free pages of new replicas: their memory holds no old page that still has to leave."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.moves, self.old, self.new = moves, old, new
         self.fewer = min(old.replicas, new.replicas)
-        self.due = np.zeros(old, np.int64)  # moves of each old page to come
+        self.due = np.zeros(old, np.int64)  # for each old page, its moves not yet packed
         np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
         self.in_the_way = np.zeros(new, np.int64)  # old pages still in the memory of each new page
         np.add.at(self.in_the_way, self._beside(*np.nonzero(self.due)), 1)
@@ -162,7 +161,7 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """Takes a free page for each entry of `replica`, int[pages]; None, taking none, if too few."""
+        """Takes a free page in each replica of `replica`, int[pages]; None if too few are free."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None

@@ -1,9 +1,9 @@
-"""The rounds of a migration: how many pages go in which fixed-size exchange. NumPy, on the host.
+"""The rounds of a migration: how many pages each exchange of fixed size sends. NumPy, on the host.
 
-A round of all replicas is the fastest way to move pages that all of them have. If one replica has
-more pages than the others, the rest goes in rounds of its own, in which no other replica sends. A
-large buffer needs fewer rounds, a small one sends fewer empty pages. A few empty pages are sent,
-because another round would cost more. `order.py` decides which page goes in which round.
+Pages that all replicas have move fastest in rounds of all replicas. If one replica has more pages
+than the others, its remaining pages go in rounds in which no other replica sends. Large buffers
+need fewer rounds, small ones send fewer empty pages. A few empty pages are sent, because another
+round would cost more. `order.py` decides which page goes in which round.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 SIZES = (32, 1)  # pages of a staging buffer, largest first
-SHIFT_SIZES = (32, 8)  # the same between replicas of one layout, with the same largest size
+SHIFT_SIZES = (32, 8)  # the same for moves between replicas of a layout; the largest is equal
 ALL = -1
 MOST_EMPTY = 0.04  # empty pages sent, as a share of the pages that move
 
 
 @dataclass(frozen=True)
 class Round:
-    replica: int  # the narrow replica that takes part, or ALL
-    size: int  # pages of a replica
+    replica: int  # the replica of the layout with less TP that takes part, or ALL
+    size: int  # pages that each replica sends, empty ones included
 
     def slots(self, num_replicas: int) -> int:
         """Returns the number of pages sent, empty ones included."""
@@ -31,7 +31,7 @@ class Round:
 
 
 def rounds(pages: np.ndarray) -> list[Round]:
-    """Returns rounds that move `pages`, int[narrow replicas], with at most `MOST_EMPTY` empty ones.
+    """Returns rounds that move `pages[g]` pages of each narrow replica g, int[narrow replicas].
 
     Rounds of all replicas come first; then the replicas with more pages take turns.
     """
@@ -64,7 +64,7 @@ def _rounds(pages: np.ndarray, least: int) -> list[Round]:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The pages of one round, int[narrow replicas, size] each; an empty slot has NULL_PAGE."""
+    """The old and new page in each slot of a round, int[narrow replicas, size], or NULL_PAGE."""
 
     round: Round
     old_page: np.ndarray
@@ -74,7 +74,7 @@ class Shipment:
 
 @dataclass(frozen=True)
 class Shift:
-    """The pages of one round between the replicas of a layout, int[replicas, size] each.
+    """The old and new page in each slot of a round within one layout, int[replicas, size].
 
     Every replica sends to the one `distance` further on. An empty slot has NULL_PAGE.
     """
@@ -85,7 +85,7 @@ class Shift:
 
 
 def shifts(moves: PageMoves, num_replicas: int) -> Iterator[Shift]:
-    """Yields rounds that together move every page; a round has the pages that go equally far.
+    """Yields rounds that together move every page; a round's pages all go equally many replicas on.
 
     All replicas send at once, so the replica with most pages decides: a large buffer is used if
     that replica fills more than half of it.

@@ -148,7 +148,7 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """Returns the caches as a step reads them for a line: several tokens of every row, concatenated.
+    """Returns the caches as a step reads them for a line: tokens of all rows, concatenated.
 
     Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):

@@ -3,9 +3,9 @@
 Every device has all weights of the draft model, in every layout, because reading the weights of a
 small model is faster than two all-reduces per layer. So a switch moves nothing of the draft model.
 
-After bursts without drafts, switches and preemptions, the draft model's KV cache lacks tokens. These
-are computed before the next burst with drafts. For a small model that is cheaper than computing
-every token of large batches whose drafts would not pay.
+After bursts without drafts, switches and preemptions, its KV cache lacks tokens. These are computed
+before the next burst with drafts. For a small model that is cheaper than computing every token of
+large batches whose drafts would not pay.
 """
 
 from collections.abc import Callable
@@ -241,7 +241,7 @@ class DraftCache(DraftFeed):
             self._pool = state.pool
 
     def pause(self) -> None:
-        """Notes how many tokens of each sequence are in the cache, once bursts with drafts are over.
+        """Notes how many tokens of each sequence are in the cache, after bursts with drafts.
 
         Of a fully accepted draft, the last token may be missing in the cache."""
         seen = self.responses.table.length[self._drafting] - 2

@@ -81,7 +81,7 @@ class TextDrafter(Drafter):
 
 
 class TextFeed(DraftFeed):
-    """Lays out the texts that rows draft from, for each burst that is not launched behind another."""
+    """Lays out the texts that rows draft from, anew for each burst not launched behind another."""
 
     def __init__(self, drafts: Drafts, rollout: Rollout):
         self.drafts, self.rollout = drafts, rollout

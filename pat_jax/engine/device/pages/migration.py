@@ -35,7 +35,7 @@ class Migration:
 
         Args:
           pool: the source's pool viewed as the target's (`pages.view`); consumed.
-          shipments: the rounds. No page may be unpacked over memory that has not been packed yet.
+          shipments: the rounds. Memory may only be unpacked into after its pages have been packed.
 
         Returns:
           The pool, and the bytes sent.
@@ -79,7 +79,7 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """Pages of each buffer, int[replicas, size], by the replicas of the layout that has it."""
+        """The pages of each buffer, int[replicas, size], for the replicas that hold the buffer."""
         replica = shipment.round.replica
         if not is_wide:
             return [pages]
@@ -98,7 +98,7 @@ def shifted(
 
     Args:
       pool: consumed.
-      moves: no page may arrive in a page that leaves.
+      moves: no page may arrive where another page of `moves` has to leave.
     """
     split, part = layout.split, part_bytes(layout, pool)
     sent, largest = 0, 0

@@ -1,9 +1,9 @@
 """The programs that move pages between two layouts or replicas: pack, exchange, unpack.
 
 A round of a migration packs as many pages of each replica as a staging buffer holds, and exchanges
-the buffers. It unpacks them into the target's pool, in the same memory, at once or when there is
-room (`relocation/order.py`). Buffers have a few fixed sizes. So three kinds of small programs move
-any pages between any two layouts, and only pages in use are sent.
+the buffers. It unpacks them into the target's pool, which uses the same memory, at once or when
+there is room (`relocation/order.py`). Buffers have a few fixed sizes. So three kinds of small
+programs move any pages between any two layouts, and only pages in use are sent.
 
 The layout with less TP is the narrow one, the other the wide one; a wide replica is several narrow
 ones merged.
@@ -50,14 +50,14 @@ class Exchange:
 
     @property
     def num_heads(self) -> int:
-        """Number of devices of the layout with more TP that share the KV heads of one device of the
-        other layout."""
+        """The number of devices of the wide layout that share the KV heads of one device of the
+        narrow layout."""
         return self.wide.size(self.heads)
 
     @property
     def members(self) -> np.ndarray:
-        """The narrow replicas that make up each wide one, int[wide replicas, members], in the
-        order that `all` uses."""
+        """The numbers of the narrow replicas that make up each wide replica, in the order of the
+        buffers of `all`; int[wide replicas, members]."""
         # Narrow replicas count (heads, copies, remaining DP), outermost first; the gather over
         # `copies` comes last and so lies outside the all-to-all over `heads`.
         heads, copies = self.num_heads, self.wide.size(self.copies)
@@ -66,28 +66,28 @@ class Exchange:
 
     @property
     def staged(self) -> int:
-        """The page parts that a device holds per page while a round moves. A part has the KV heads
-        of a wide device."""
+        """Memory of a device for staging while a round moves, in page parts per page of the round.
+        A part of a page has the KV heads of one wide device."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
 
     def arrived(self, step: Round) -> int:
-        """Returns the page parts that a device holds per page of a round before it is unpacked."""
+        """Returns the page parts that a device receives per page of a round."""
         if not self.is_up:
             return self.num_heads
         return self.members.shape[1] if step.replica == ALL else 1
 
     @property
     def most_staged(self) -> int:
-        """`staged` plus the page parts of the most pages that may wait: two large rounds
-        (`order.MOST_WAITING`)."""
+        """`staged`, and the page parts of two large rounds that wait to be unpacked: the most that
+        may wait (`order.MOST_WAITING`)."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property
     def copies_sent(self) -> int:
-        """Number of page parts that are sent between devices for each page.
+        """The number of page parts that are sent between devices for each page.
 
-        No migration could send fewer: devices that hold a part already do not receive it.
+        No migration could send fewer: a device that already holds a part does not receive it.
         """
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
@@ -95,7 +95,7 @@ class Exchange:
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """Returns the program of a round in which every narrow replica takes part.
 
-        If TP rises, one buffer becomes one for each member; if it falls, it is the reverse.
+        If TP rises, a device's buffer becomes one buffer for each member; if TP falls, the reverse.
         """
         num_members = self.members.shape[1]
 
@@ -120,9 +120,9 @@ class Exchange:
         return self._mapped(up if self.is_up else down)
 
     def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """Returns the program of a round of only one narrow replica, which is an argument.
+        """Returns the program of a round of only one narrow replica, whose number is an argument.
 
-        What the other replicas' buffers hold afterwards does not matter.
+        The content of the other replicas' buffers is undefined afterwards.
         """
         # One program with a branch per replica costs next to nothing, where one program per replica
         # would multiply them. Only a GPU's host has to wait until the replica's number is read.
@@ -169,7 +169,7 @@ class Exchange:
 
 
 def part_bytes(layout: Layout, pool: Pool) -> int:
-    """Returns the bytes that one device holds of a page."""
+    """Returns the bytes of one page's part on one device of `layout`."""
     ways = layout.size(layout.kv_axes)
     return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
@@ -234,7 +234,7 @@ def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
 def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
     """Returns the program that packs the source's pages `pages[i]` of each replica into a buffer.
 
-    The pool is already viewed as the target's."""
+    `view` has to be called before: the program takes a pool of the target."""
 
     def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
         seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]

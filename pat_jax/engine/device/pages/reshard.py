@@ -16,7 +16,7 @@ ALIGNMENT = 64  # bytes; XLA:CPU takes over host arrays aligned like this, and c
 
 
 def chunks(leaves: Sequence[int], leaf_bytes: Sequence[int], max_bytes: int) -> list[list[int]]:
-    """Splits `leaves` into runs of at most `max_bytes` together; a larger leaf runs alone."""
+    """Splits `leaves` into chunks of at most `max_bytes`; a larger leaf is a chunk of its own."""
     runs: list[list[int]] = []
     filled = max_bytes
     for leaf in leaves:
@@ -35,7 +35,7 @@ def reshard(
 ) -> Params:
     """Returns the weights on the target's shards; `params` is consumed.
 
-    One bounded chunk is resharded at a time, and its old leaves are deleted before the next starts.
+    The chunks `runs` are resharded one by one. Old leaves are deleted before the next chunk starts.
     (Donation cannot free them, because the shards differ in size.) So peak memory is the old
     weights and one chunk.
     """

@@ -1,9 +1,9 @@
 """The functions that run on the devices during generation, before compilation.
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
-compiled program is written here or in the model. A step has two sums per layer, one for the
-embedding, and one gather of the logits. Every `check_every` steps, one maximum over the replicas
-finds how many rows are running and whether pages are short.
+compiled program is written here or in the model. A decode step has two all-reduces per layer, one
+for the embedding, and one all-gather of the logits. Every `check_every` steps, a maximum over the
+replicas finds how many rows run in the fullest one, and whether any lacks pages.
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ from pat_jax.models.experts import ROUTE_DTYPE
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.draft_counts import DraftResult
 
-# What steps change, the rows' page tables, the number of reserved pages taken, and the values for
-# the test of whether a burst ends.
+# The state that steps change, the rows' page tables, the number of reserved pages taken, and the
+# values by which a burst tests whether it ends.
 _Carry = tuple[Moving, Array, Array, Array]
 
 
@@ -66,7 +66,7 @@ class _Loop:
     ) -> tuple[Moving, Array, Array]:
         """Runs steps until the burst ends, `check_every` steps between tests.
 
-        `step` takes the rows' page tables and what it changes."""
+        `step` takes the rows' page tables and the state that it changes."""
         every = self.pace.check_every
         at_once = num_pages_for(self.pace.check_tokens, self.page_size)
 
@@ -120,7 +120,7 @@ class DecodeFunctions:
     ]:
         """Returns the function that decodes a burst.
 
-        It decodes until `until`, or until a replica has too few reserved pages for its rows. Donate
+        It ends as its argument `Until` says, or when a replica has too few reserved pages. Donate
         the state. The last argument is the drafter's weights, None if it has none.
 
         Args:
@@ -249,7 +249,7 @@ class DecodeFunctions:
 
 
 def _keys_ahead(rows: RowState, count: int) -> Array:
-    """The keys of all steps at once: one by one they cost more than the rest of sampling."""
+    """Sampling keys of all steps at once: step by step they cost more than the rest of sampling."""
     ahead = rows.position[None, :] + 1 + jnp.arange(count)[:, None]
     return jax.vmap(position_keys, in_axes=(None, 0))(rows.key, ahead)
 

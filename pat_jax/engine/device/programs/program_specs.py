@@ -38,8 +38,8 @@ from pat_jax.planning.types import Reads, Split
 from pat_jax.programs.programs import Key, ProgramTable
 
 COPIES = 64  # pages of a replica that one program copies
-# Pages of a large prefill call over those of a small one, which on accelerators takes about one
-# read of the weights.
+# A large prefill call has this many times the pages of a small one, which on accelerators takes
+# about as long as reading the weights once.
 SMALLER = 8
 RESHARD_CHUNK_BYTES = 512 * 2**20  # over all devices; bounds the extra memory of a switch
 
@@ -50,8 +50,8 @@ class Reshard:
 
     runs: list[list[int]]  # chunks of the leaves whose sharding differs; other leaves stay
     is_on_host: bool  # copied leaf by leaf in the host's memory, without a program
-    sent_bytes: int  # between devices, over all devices
-    extra_bytes: int  # most that one device holds besides its old shards
+    sent_bytes: int  # sent between devices, summed over all devices
+    extra_bytes: int  # the most that one device holds besides its old shards
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class ProgramSpecs:
     layouts: dict[Split, Layout]
     buckets: Buckets
     page_size: int  # tokens
-    pages: dict[Split, int]  # of one replica, NULL_PAGE included
+    pages: dict[Split, int]  # pages of one replica's pool in each layout, NULL_PAGE included
     prefill_blocks: int  # pages of a replica that a large prefill call computes
     reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES
-    first: Buckets | None = None  # buckets compiled and measured first; None: all are
+    first: Buckets | None = None  # buckets compiled before the first rollout; None: all buckets
 
     @property
     def drafter(self) -> Drafter:
@@ -85,7 +85,7 @@ class ProgramSpecs:
         return self.first or self.buckets
 
     def is_first(self, key: Key) -> bool:
-        """Returns whether a program is compiled before the first rollout, not when needed."""
+        """Returns whether a program is compiled before the first rollout, or only when needed."""
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
@@ -133,7 +133,7 @@ class ProgramSpecs:
 
     @property
     def staging_bytes(self) -> int:
-        """The most bytes per device for staged pages between any two layouts or replicas."""
+        """The most bytes per device of buffers for pages that move between layouts or replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
         sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]

@@ -1,10 +1,10 @@
 """A decode step that verifies drafts: each row generates its accepted draft tokens and one more.
 
-Every position's token is sampled with its own noise, as without a draft, and a draft is accepted up
-to the first token that differs. If a draft has a branch, the first sampled token chooses between
-them. So the output does not depend on the drafts: a proposal only chooses which logits to compute
-ahead. For n-gram drafts this accepts as often as rejection sampling does (arXiv 2211.17192, with a
-draft distribution of one token).
+Every position's token is sampled with its own noise, as without a draft. The draft is accepted up
+to the first token that differs from the sampled one. If a draft has a branch, the first sampled
+token chooses between them. So the output does not depend on the drafts: they only choose which
+logits are computed ahead. N-gram drafts are accepted as often as by rejection sampling (arXiv
+2211.17192, with a draft distribution of one token).
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ from pat_jax.models.cache.draft_layer import Line
 
 
 def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
-    """Proposes and verifies drafts; each row generates its accepted tokens and one more."""
+    """Runs one decode step in which each row generates its accepted draft tokens and one more."""
     step, rows = asked.step, moving.rows
     with jax.named_scope("draft"):
         proposal, moving = drafter.propose(asked, moving)
@@ -91,7 +91,7 @@ def _accept(
     Args:
       moving: the state before the step, except that the caches are new.
       taken: rows whose branch is accepted.
-      drawn, stopped, failed: along each row's draft, or along its branch if that is taken.
+      drawn, stopped, failed: for the tokens of each row's draft, or of its branch if that is taken.
     """
     rows, tokens = moving.rows, drawn.tokens
     num_agreeing = jnp.where(taken, 0, _agreeing(proposal.draft.tokens, tokens, proposal.length))
@@ -117,7 +117,7 @@ def _on_branches(
     turns: int,
     taken: Bool[Array, " rows"],
 ) -> tuple[Cache, ...]:
-    """Moves accepted branches in the caches to the slots of the drafts before them."""
+    """Moves the KV cache of accepted branches to the positions of the drafts before them."""
 
     def move(_: Array, caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
         return tuple(kept(x.on_branch(taken)) for x in views(caches, tables, rows, line, turns))
@@ -147,7 +147,7 @@ def _agreeing(
     tokens: Int[Array, "rows turns"],
     length: Int[Array, " rows"],
 ) -> Int[Array, " rows"]:
-    """Number of each row's draft tokens before the first that was not verified or not sampled."""
+    """Number of each row's draft tokens before the first unverified one or unlike the sample."""
     is_verified = jnp.arange(proposed.shape[1])[None] < length[:, None]
     agrees = is_verified & (proposed == tokens[:, :-1])
     return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
@@ -156,7 +156,7 @@ def _agreeing(
 def _num_generated(
     rows: RowState, num_agreeing: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
 ) -> Int[Array, " rows"]:
-    """Tokens that each row generates: the accepted ones and one more, or up to its end."""
+    """The number of tokens that each row generates: accepted ones and one more, up to its end."""
     going_on = jnp.sum(jnp.cumprod(~stopped, axis=1), axis=1, dtype=jnp.int32)
     room = rows.end - 1 - rows.position
     return jnp.where(rows.running, jnp.minimum(jnp.minimum(num_agreeing, going_on) + 1, room), 0)

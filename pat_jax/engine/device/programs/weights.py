@@ -11,7 +11,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class Weights:
-    """Weights sharded for one layout, which can be resharded to another."""
+    """The policy's weights, sharded for one layout; `reshard` changes the layout."""
 
     def __init__(
         self,
