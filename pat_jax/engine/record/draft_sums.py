@@ -1,4 +1,4 @@
-"""What drafts were predicted to save in a rollout, and what they saved.
+"""The seconds that drafts were predicted to save in a rollout, and those that they saved.
 
 Knows numbers. Does not know who proposed the drafts.
 """
@@ -12,12 +12,12 @@ from pat_jax.planning.types import BurstResult, DraftPrediction
 class DraftSums:
     """Predicted and actual values, summed over the bursts whose drafts a planner has predicted.
 
-    The time of steps without drafts is the planner's prediction in both.
+    Both savings are relative to the time of steps without drafts, as the planner predicts it.
     """
 
     steps: int = 0
     expected_tokens: float = 0.0  # predicted tokens of a row in each step, summed over steps
-    tokens: float = 0.0  # actual ones
+    tokens: float = 0.0  # the same as generated
     predicted_saving_s: float = 0.0
     saving_s: float = 0.0
 

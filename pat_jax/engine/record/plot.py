@@ -16,7 +16,7 @@ from pat_jax.engine.record.running_plot import (
 )
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 
-MOST_TOLD = 12  # most switches described under the picture; the file has all
+MOST_TOLD = 12  # most switches described under the picture; its .json file has all
 
 
 def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:

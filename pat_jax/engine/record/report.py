@@ -25,12 +25,12 @@ MIB = 2**20
 class BurstRecord(BurstResult):
     """The result of a burst and its place in the rollout."""
 
-    began_s: float  # since the rollout began
-    step: int  # decode steps before it
-    tokens: int  # generated
-    row_steps: int  # steps summed over rows; each generated one token or several
+    began_s: float  # start of the burst, in seconds since the rollout began
+    step: int  # decode steps before the burst
+    tokens: int  # generated tokens
+    row_steps: int  # steps in which each row ran, summed over rows; each generated 1 token or more
     drafted: int = 0  # draft tokens verified
-    # Copied draft tokens verified, accepted, and accepted on branches, by `draft_counts.SOURCES`.
+    # For each of `draft_counts.SOURCES`: draft tokens verified, accepted, and accepted on branches.
     by_source: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -52,23 +52,23 @@ class RolloutReport:
     moves: list[Move] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
-    prefill_room: int = 0  # tokens that the calls had room for
+    prefill_room: int = 0  # tokens that prefill calls had room for, padding included
     # Unused share of the tokens that running sequences' pages have room for, averaged over the
     # starts and ends of bursts. Reserved pages count as free.
     kv_waste: float = math.nan
-    preempted: int = 0  # preemptions
-    expected: np.ndarray | None = None  # float[sequences], predicted tokens of the responses
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    preempted: int = 0  # how often a sequence was preempted
+    expected: np.ndarray | None = None  # float[sequences], predicted response lengths in tokens
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage of the loop, `rollout.py`
     total_s: float = 0.0
-    compile_s: float = 0.0  # spent waiting for needed programs, not part of `total_s`
-    done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
+    compile_s: float = 0.0  # spent waiting for programs to compile, not part of `total_s`
+    done_after: list[int] = field(default_factory=list)  # steps until each sequence ended, sorted
     first_plan: str = ""  # the planner's first plan and its reason
     is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
         self, ran: BurstResult, began_s: float, done: Collected, predicted: DraftPrediction | None
     ) -> None:
-        """Adds a burst: when it began, its result, and the prediction of its drafts."""
+        """Adds a burst: its times, its start, its result, and what was predicted of its drafts."""
         burst = BurstRecord(
             **vars(ran),
             began_s=began_s,
@@ -95,8 +95,8 @@ class RolloutReport:
         """Adds a move.
 
         Args:
-          carry: what happened to the KV cache.
-          fullest: running sequences of the fullest replica, before and after.
+          carry: whether the KV cache migrated, was recomputed, or both ("mixed").
+          fullest: running sequences of the fullest replica, before and after the move.
         """
         load, is_switch = relocation.load, relocation.source != relocation.target
         moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
@@ -139,17 +139,17 @@ class RolloutReport:
 
     @property
     def busy_rows(self) -> int:
-        """Rows x steps that generated a token or several."""
+        """Row-steps (steps, counted for each row) in which a row generated tokens."""
         return sum(burst.row_steps for burst in self.bursts)
 
     @property
     def total_rows(self) -> int:
-        """Rows x steps that ran."""
+        """Row-steps of all rows, including empty rows and rows whose sequence has ended."""
         return sum(burst.steps * burst.rows * burst.split.dp for burst in self.bursts)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second; NaN if nothing was generated, as are the shares below."""
+        """Generated tokens per second; NaN if none was generated, as are the shares below."""
         return _ratio(self.tokens, self.total_s)
 
     @property
@@ -174,7 +174,7 @@ class RolloutReport:
 
     @property
     def row_occupancy(self) -> float:
-        """Share of the rows x steps that generated a token."""
+        """Share of the row-steps in which a row generated a token."""
         return _ratio(self.busy_rows, self.total_rows)
 
     @property

@@ -9,7 +9,7 @@ from pat_jax.common.html.charts import Axis, Band, Line, Plot, Points
 from pat_jax.common.picture_style import COMPUTED, colour, layout_colour
 from pat_jax.engine.record.trace import DraftTrace, RolloutTrace
 
-HEADROOM = 1.4  # above the curve, for the names of the layouts
+HEADROOM = 1.4  # height of the chart over that of the curve: the names of the layouts are above
 SECONDS = "seconds since the rollout began"
 INK = "currentColor"
 PREFILL = colour(6)
@@ -24,7 +24,7 @@ SOURCES = {
 
 
 def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> Plot:
-    """Returns the running sequences above the layouts, over at least `until_s` seconds."""
+    """Returns a chart of running sequences, over bands of the layouts, for at least `until_s` s."""
     edges = [*trace.times_s, trace.total_s]
     at, running = running_curve(trace, edges)
     bands = [Band("prefill", 0, edges[0], PREFILL)] if edges[0] > 0 else []
@@ -45,8 +45,8 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
 
 
 def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
-    """Yields the tokens of a sequence in a decode step, over at least `until_s` seconds: one, and
-    accepted draft tokens by source. Yields nothing if no step had more than one."""
+    """Yields a chart of the tokens of a sequence per decode step, over at least `until_s` seconds:
+    one, and accepted draft tokens by source. Yields nothing if no step had more than one token."""
     drafts, edges = trace.drafts, [*trace.times_s, trace.total_s]
     if max(drafts.tokens_per_step, default=1.0) <= 1.0:
         return
@@ -71,7 +71,7 @@ def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
 
 
 def accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
-    """Accepted draft tokens of each burst, for each source with any."""
+    """Returns the accepted draft tokens of each burst by source, without sources that had none."""
     *copied, others = SOURCES
     known = {name: [burst[i][1] for burst in drafts.by_source] for i, name in enumerate(copied)}
     rest = [all_of - sum(of) for all_of, *of in zip(drafts.accepted, *known.values(), strict=True)]
@@ -79,7 +79,7 @@ def accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
 
 
 def stairs(at: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Points:
-    """Returns the corners of an area between two step functions, as an interval of a `Line`."""
+    """Returns the corners of the area between two step functions, for `Line.interval`."""
     edges = [*zip(at, at[1:], low, high, strict=False)]
     return [(x, below, above) for *ends, below, above in edges for x in ends]
 

@@ -15,21 +15,21 @@ from pat_jax.planning.types import MIGRATE_ALL, Carry
 class Move:
     """A move of running sequences to another layout or other replicas: predicted and actual."""
 
-    step: int  # decode steps done before it
-    running: int  # unfinished sequences at that moment
+    step: int  # decode steps done before the move
+    running: int  # unfinished sequences at the start of the move
     source: str  # layout, such as dp2tp1
     target: str  # layout; equal to `source` if only replicas change
     seconds: float  # actual cost
     predicted_saving_s: float  # until the end of decoding; for a switch, the cost is subtracted
     predicted_cost_s: float
-    kv: Carry
+    kv: Carry  # whether the KV cache migrated, was recomputed, or both ("mixed")
     reason: str
-    sequences: int  # that moved
+    sequences: int  # number of sequences that moved
     fullest: tuple[int, int]  # running sequences of the fullest replica, before and after
     sent: MovedBytes | None = None  # None in a replay, which sends nothing
     recompute_below: int = MIGRATE_ALL  # see Plan
-    at_s: float = 0.0  # start, since the rollout began
-    predicted_remaining_s: float = 0.0  # from its start to the end of the rollout
+    at_s: float = 0.0  # start of the move, in seconds since the rollout began
+    predicted_remaining_s: float = 0.0  # from the start of the move to the end of the rollout
 
     @property
     def is_switch(self) -> bool:
@@ -46,13 +46,13 @@ class Move:
 class DraftTrace:
     """Drafts in a rollout: one entry for each burst, all empty in older traces."""
 
-    tokens_per_step: tuple[float, ...] = ()  # of a sequence; above 1 with drafts
+    tokens_per_step: tuple[float, ...] = ()  # mean tokens of a sequence in a step; 1 without drafts
     drafted: tuple[int, ...] = ()  # draft tokens verified
     accepted: tuple[int, ...] = ()  # draft tokens accepted
     # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros
     # if drafts are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    saving_s: float | None = None  # of bursts whose drafts were predicted; None: there were none
+    saving_s: float | None = None  # in bursts whose drafts were predicted; None: no such burst
     predicted_saving_s: float | None = None
 
 
@@ -64,10 +64,10 @@ class RolloutTrace:
     the host and on moves.
     """
 
-    times_s: tuple[float, ...]  # since the rollout began
-    steps: tuple[int, ...]  # decode steps done
+    times_s: tuple[float, ...]  # start of each burst, in seconds since the rollout began
+    steps: tuple[int, ...]  # decode steps done before each burst
     running: tuple[int, ...]  # unfinished sequences, over all replicas
-    layout: tuple[str, ...]  # during the burst
+    layout: tuple[str, ...]  # the layout of each burst
     total_s: float
     total_steps: int
     moves: tuple[Move, ...] = ()
@@ -96,7 +96,7 @@ class RolloutTrace:
 
     @property
     def path(self) -> list[str]:
-        """The layouts in order; the first may have been left before a token was decoded."""
+        """The layouts in order of use; the first may have been left before a token was decoded."""
         switches = self.switches
         first = [switch.source for switch in switches[:1]] or list(self.layout[:1])
         return first + [switch.target for switch in switches]
@@ -106,8 +106,8 @@ class RolloutTrace:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Makes a trace from `dataclasses.asdict` of one. Raises ValueError, TypeError, KeyError or
-        AttributeError if they have another form."""
+        """Makes a trace from the result of `dataclasses.asdict(trace)`. Raises ValueError,
+        TypeError, KeyError or AttributeError if `fields` has another form."""
         fields = dict(fields)
         moves = tuple(map(_move, fields.pop("moves")))
         drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))

@@ -16,7 +16,7 @@ NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """The new number of each moved page, int32[pages], by (old, new replica), or NULL_PAGE."""
+    """For each (old, new replica): each page's new number, int32[pages]; NULL_PAGE if not moved."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -30,7 +30,7 @@ class Moved(dict[tuple[int, int], np.ndarray]):
 def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
     """Returns the pages that each running sequence needs for `tokens` more tokens, int[running].
 
-    A sequence needs no more than up to its limit."""
+    These are all its pages, those that it has included. Tokens beyond its limit do not count."""
     running = table.running
     most = np.minimum(table.length[running] - 1 + tokens, table.end[running] - 1)
     return -(-most // page_size)
@@ -52,7 +52,7 @@ class BlockTables:
         assert NULL_PAGE == 0
         self.pages = np.zeros((len(table), most), np.int32)
         self.count = np.zeros(len(table), np.int64)
-        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # of each sequence's (last) pages
+        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # that has, or last had, its pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
         """Returns empty pools. Raises ValueError if one cannot hold the longest sequence."""
@@ -115,7 +115,7 @@ class BlockTables:
             yield call, length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
-        """Returns the pages that running sequences lack for `steps` more tokens, int[replicas]."""
+        """Returns how many pages each replica lacks for `steps` tokens per row, int[replicas]."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)
@@ -141,11 +141,11 @@ class BlockTables:
         """Adds the pages that rows took during a burst; call it before `SequenceTable.advance`.
 
         Args:
-          drawn: int32[rows, most], NULL_PAGE after the last. Pages of a row whose sequence was
-            ended before are released.
+          drawn: int32[rows, most], the pages that each row took, NULL_PAGE after the last. If the
+            row's sequence was ended during the burst, they are released.
 
         Returns:
-          int[replicas], the number of pages taken in each.
+          int[replicas], the number of pages taken in each replica.
         """
         row_to_sequence, counts = self.table.row_to_sequence, (drawn != NULL_PAGE).sum(axis=1)
         row, turn = np.repeat(np.arange(len(counts)), counts), turns(counts)
@@ -160,7 +160,7 @@ class BlockTables:
         return np.bincount(replica, minlength=len(self.pools))
 
     def _append(self, sequence: np.ndarray, turn: np.ndarray, pages: np.ndarray) -> None:
-        """Appends pages to sequences, each as its sequence's `turn`-th new one; int[pages] each."""
+        """Appends `pages[k]` to sequence `sequence[k]`, as its new page number `turn[k]`."""
         self.pages[sequence, self.count[sequence] + turn] = pages
 
     def give(self, sequence: int, replica: int, pages: np.ndarray) -> None:
@@ -170,8 +170,8 @@ class BlockTables:
         self.count[sequence], self.replica[sequence] = len(pages), replica
 
     def forget(self, sequences: np.ndarray) -> None:
-        """Empties the tables of sequences without releasing pages, for pages of pools that are gone
-        or that were released otherwise."""
+        """Empties the tables of sequences without releasing pages, because the pages were released
+        before or their pool is gone."""
         most = int(self.count[sequences].max(initial=0))
         self.pages[sequences, :most], self.count[sequences] = NULL_PAGE, 0
 
@@ -185,10 +185,10 @@ class BlockTables:
     def adopt(
         self, sequence: int, replica: int, origin: list[PageAllocator], moved: Moved
     ) -> PageMoves | None:
-        """Gives a sequence pages in `replica` for those that it holds in the pools `origin`.
+        """Gives a sequence pages in `replica`, to which its pages in the pools `origin` will move.
 
         Args:
-          moved: where pages of `origin` have moved so far; updated.
+          moved: the pages to which pages of `origin` have moved so far; updated.
 
         Returns:
           The moves of pages; None, without any change, if too few pages are free.
@@ -216,10 +216,10 @@ class BlockTables:
         return [number[self.replica[i], self.of(i)] for i in held]
 
     def renumber(self, moves: PageMoves, new_page: np.ndarray) -> None:
-        """Renumbers the pages of new pools, which hold only what `moves` brought.
+        """Renumbers the pages of new pools, which hold nothing but the pages of `moves`.
 
         Args:
-          new_page: int[moves], the page where each move really arrived.
+          new_page: int[moves], the page in which each move arrived.
         """
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int32)
         number[moves.new_replica, moves.new_page] = new_page

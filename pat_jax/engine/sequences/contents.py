@@ -1,4 +1,4 @@
-"""What the cache manager needs to know of texts: which share a beginning, and which have failed.
+"""What the cache manager has to know of texts: which share a prefix, and which got NaN logits.
 
 On the host. `responses.py` knows every token; a replay knows only lengths and which prompts are
 equal.
@@ -33,7 +33,7 @@ class RowsOutput(Protocol):
     def running_steps(self) -> np.ndarray: ...  # int[rows], steps in which each row was running
 
     @property
-    def drafted(self) -> DraftResult: ...  # of each replica
+    def drafted(self) -> DraftResult: ...  # counts of each replica
 
 
 class Contents:
@@ -47,7 +47,7 @@ class Contents:
         self.prompt = table.sibling if table.has_prompt_ids else np.arange(count)
 
     def known(self, i: int) -> np.ndarray | None:
-        """Returns the tokens so far, int32[length], to find shared pages by; None: no sharing.
+        """Returns a sequence's tokens, int32[length], to find shared pages; None: it shares none.
 
         This class makes tokens up: those of a prompt are the same in all its samples, those of a
         response belong to no other.

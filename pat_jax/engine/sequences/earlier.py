@@ -1,7 +1,7 @@
 """Responses of earlier iterations by prompt; drafts are copied from them when a prompt comes again.
 
-All on the host, in NumPy. Bounded in tokens, and determined only by what was put in. Does not know
-which policy generated them, nor files.
+All on the host, in NumPy. The number of tokens is bounded. The content depends on nothing but the
+calls of `put`. Does not know which policy generated them, nor files.
 """
 
 import zlib
@@ -21,19 +21,19 @@ class EarlierResponses:
     Args:
       most: most tokens in all, prompts included.
       of_prompt: most tokens of the responses to one prompt.
-      beside: extra tokens that each response takes when it is laid out; they count for `of_prompt`.
+      beside: extra columns of a response in a row's text (`texts.BESIDE`), counted as its tokens.
     """
 
     def __init__(self, most: int, of_prompt: int, beside: int = 0):
         self.most, self.of_prompt, self.beside = most, of_prompt, beside
         self.num_tokens = 0
-        self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # met last, comes last
+        self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # put last, comes last
 
     def put(self, prompt: Prompt, responses: Sequence[np.ndarray]) -> None:
         """Adds the newest responses to a prompt.
 
-        New and then older responses are kept in order up to the first that does not fit; equal ones
-        count once.
+        The new responses, then the older ones, are kept in order, up to the first that would exceed
+        `of_prompt`. Equal responses are kept once.
 
         Args:
           responses: int[tokens] each, the best to draft from first.
@@ -75,7 +75,7 @@ class EarlierResponses:
         return crc
 
     def _fitting(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The texts that fit, up to the first that does not, without empty and repeated ones."""
+        """Texts up to the first that would exceed `of_prompt`, without empty and repeated ones."""
         kept: dict[bytes, np.ndarray] = {}
         room = self.of_prompt
         for text in texts:

@@ -32,12 +32,12 @@ class Admitted:
 class PageAllocator:
     """Counts the holders of each page of one replica.
 
-    A page of known tokens that no sequence holds any more can still be found until it is evicted,
-    the one released longest ago first. A sequence releases its last pages first, and the holder of
-    a page holds those before it. So no page is ever found without those before it.
+    A page that no sequence holds any more can still be found by its tokens until it is evicted. The
+    page released longest ago is evicted first. A sequence releases its last pages first, and holds
+    all pages before each of its pages. So no page is ever found without those before it.
 
-    Prefill, then copy a round of admissions before releasing anything: pages found may belong to a
-    sequence admitted in the same round.
+    After a round of admissions, run the prefill and then the copies before releasing any page: a
+    sequence may share pages with one admitted in the same round.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -54,12 +54,12 @@ class PageAllocator:
 
     @property
     def capacity(self) -> int:
-        """The most pages that can be held."""
+        """The most pages that sequences can hold: all but NULL_PAGE."""
         return self.num_pages - 1
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken now, including pages that can still be found."""
+        """Pages that can be taken now, including cached pages without a holder."""
         return self._num_blank + self.num_pages - self._untouched + len(self._idle)
 
     @property
@@ -81,7 +81,7 @@ class PageAllocator:
 
         Args:
           tokens: int[known], at least one; the newest is left to the first decode step.
-          room: tokens to come, the newest known one included.
+          room: the number of further tokens to have pages for; the newest of `tokens` counts.
           leaving: pages that must stay free.
 
         Returns:
@@ -128,16 +128,16 @@ class PageAllocator:
     ) -> tuple[np.ndarray, int] | None:
         """Takes pages for a sequence that moves here from another pool.
 
-        Pages that are shared there are shared here, and are found by the same tokens.
+        Pages that are shared in `origin` are shared here, and are found by the same tokens.
 
         Args:
           pages: int32[pages], the sequence's pages in `origin` that hold tokens.
-          moved: int32[pages of origin], the page here that each has moved to so far, NULL_PAGE if
-            none; updated.
+          moved: int32[pages of origin], the page here to which each has moved so far, NULL_PAGE if
+            to none; updated.
 
         Returns:
-          int32[pages], and how many of the first need no move; None, without any change, if too few
-          are free.
+          The pages here, int32[pages], and how many of the first ones need no move. None, without
+          any change, if too few are free.
         """
         found = self._moved_or_alike(pages, origin, moved)
         new_pages = self._hold(found, len(pages))
@@ -156,7 +156,7 @@ class PageAllocator:
     def _moved_or_alike(
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> list[int]:
-        """Pages here with the same content as the first of `pages`, up to the first without one."""
+        """Pages here with the content of the leading `pages`, up to the first without a match."""
         found, before = [], NULL_PAGE
         for page in pages:
             before = int(moved[page]) or self.prefixes.alike(int(page), origin.prefixes, before)
@@ -166,7 +166,7 @@ class PageAllocator:
         return found
 
     def renumber(self, pages: np.ndarray, numbers: np.ndarray) -> None:
-        """Gives all pages with content, `pages`, other `numbers`; int[pages] each."""
+        """Renumbers `pages`, all pages with content: page `pages[k]` becomes `numbers[k]`."""
         number = np.zeros(self.num_pages, np.int32)
         number[pages] = numbers
         holders = np.zeros_like(self._holders)
@@ -199,10 +199,10 @@ class PageAllocator:
         self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
-        """Releases pages with spoilt content; returns those without a holder now, int32[pages].
+        """Releases pages with invalid content; returns those without a holder now, int32[pages].
 
-        No page admitted before is found any more, because what follows a spoilt page is spoilt too.
-        """
+        No page admitted before is found any more, because the pages after an invalid one are
+        invalid, too."""
         self.release(pages)
         self.forget_prefixes()
         return pages[self._holders[pages] == 0]
@@ -223,7 +223,7 @@ class PageAllocator:
         self._num_blank = top
 
     def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
-        """Adds a holder to `found` and fresh pages, `total` in all, if enough are free."""
+        """Adds a holder to the pages `found` and to fresh ones, `total` in all; None if too few."""
         was_idle = [page for page in found if page in self._idle]
         fresh = total - len(found)
         if fresh + leaving > self.num_free - len(was_idle):
@@ -237,7 +237,7 @@ class PageAllocator:
         return pages
 
     def _fresh(self, count: int) -> np.ndarray:
-        """Takes the pages released last, then untouched ones, then pages that can be found."""
+        """Takes blank pages, those released last first, then untouched ones, then evicts pages."""
         again = min(count, self._num_blank)
         self._num_blank -= again
         given = self._blank[self._num_blank : self._num_blank + again][::-1]

@@ -29,15 +29,15 @@ class PageReserve:
 
     @property
     def left(self) -> np.ndarray:
-        """Pages of each replica not known to be taken, int[replicas]."""
+        """Reserved pages of each replica that are not known to be taken, int[replicas]."""
         return self._filled - self._drawn
 
     def can_hold(self, pages: np.ndarray) -> bool:
-        """Returns whether so many pages, int[replicas], are reserved or free."""
+        """Returns whether each replica g has `pages[g]` pages that are reserved or free."""
         return bool((self.left + [pool.num_free for pool in self.pools] >= pages).all())
 
     def fill(self, pages: np.ndarray) -> None:
-        """Fills the reserve up to so many pages, int[replicas], as far as pages are free."""
+        """Fills the reserve of replica g up to `pages[g]` pages, as far as pages are free."""
         for replica, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
             more = min(int(pages[replica] - self.left[replica]), pool.num_free)
             if more > 0:

@@ -21,7 +21,7 @@ class Copies(NamedTuple):
 
 
 class PageMoves(NamedTuple):
-    """Moves of pages, int[pages] each; in a switch one page may go to several replicas."""
+    """Moves of pages, int[moves] each; in a switch one page may move to several replicas."""
 
     old_replica: np.ndarray
     old_page: np.ndarray
@@ -40,18 +40,18 @@ class PageMoves(NamedTuple):
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """The bytes of a move, weights and KV cache together."""
+    """The bytes that a move sent and held, for weights and KV cache together."""
 
     total: int = 0  # sent between devices, over all devices, empty slots of buffers included
-    least: int = 0  # the part of `total` that any way of moving the same must send
-    extra: int = 0  # most that one device held beside what it held before
+    least: int = 0  # the least that any program could send for the same move
+    extra: int = 0  # the most that one device held in addition to what it held before
 
 
 class Spans(NamedTuple):
     """Runs of tokens to prefill, at most one for each sequence."""
 
     sequence: np.ndarray  # int[spans]
-    replica: np.ndarray  # int[spans], replica
+    replica: np.ndarray  # int[spans], replica of each sequence
     start: np.ndarray  # int[spans], position of the first token: a multiple of the page size
     stop: np.ndarray  # int[spans], position after the last token
 
@@ -64,7 +64,7 @@ class PrefillWork(NamedTuple):
 
 
 class PrefillCall(NamedTuple):
-    """One prefill call: in each replica, pages of any of its sequences."""
+    """One prefill call: in each replica, blocks of one page of tokens, of any of its sequences."""
 
     sequence: np.ndarray  # int32[replicas, blocks]; NO_SEQUENCE in blocks left empty
     start: np.ndarray  # int32[replicas, blocks], position of each block's first token
@@ -72,7 +72,7 @@ class PrefillCall(NamedTuple):
 
     @property
     def context(self) -> int:
-        """The most cached tokens of one of these sequences after the call."""
+        """The most tokens that one of the call's sequences has in the cache after it."""
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
@@ -98,12 +98,12 @@ def prefill_calls(
 ) -> list[PrefillCall]:
     """Packs the pages of all spans into calls of a few fixed sizes.
 
-    Lower positions come first. So a page never comes in an earlier call than the pages that it
-    attends to, its own sequence's or shared ones, and most calls have short contexts.
+    Lower positions come first. So no page comes in an earlier call than a page that it attends to,
+    be it of its own sequence or shared, and most calls have short contexts.
 
     Args:
-      sizes: blocks (pages) per replica of a large and of a small call. Small calls take what large
-        ones leave, if together they have fewer blocks than another large call.
+      sizes: blocks (pages) per replica of a large and of a small call. Small calls take the rest
+        after large ones, if together they have fewer blocks than another large call.
     """
     counts = -(-(spans.stop - spans.start) // page_size)
     of = np.repeat(np.arange(len(counts)), counts)  # the span of each block

@@ -19,7 +19,7 @@ class Prefixes:
         self.page_size, self._bytes = page_size, 4 * page_size  # of a full page's tokens
         self._page: dict[Prefix, int] = {}
         self._prefix: dict[int, Prefix] = {}
-        self.has = np.zeros(num_pages, bool)  # by page
+        self.has = np.zeros(num_pages, bool)  # whether each page is in the index
 
     def note(self, page: int, prefix: Prefix) -> None:
         """Enters a page under its content, and removes the entry of its previous content."""
@@ -44,7 +44,7 @@ class Prefixes:
         return found
 
     def enter(self, data: bytes, pages: np.ndarray, since: int) -> None:
-        """Makes the pages of `data` findable; the first `since` pages are already."""
+        """Enters the pages of `data`, tokens as int32 bytes, except the first `since` pages."""
         size = self._bytes
         numbers = pages[: -(-len(data) // size)].tolist()
         before = numbers[since - 1] if since else NULL_PAGE

@@ -1,4 +1,4 @@
-"""The requests of sequences and their responses so far, up to completions.
+"""The requests of a rollout and their responses so far; makes completions of them.
 
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
@@ -22,7 +22,7 @@ class Request:
     """One sequence to generate."""
 
     tokens: tuple[int, ...]  # the prompt
-    key: np.ndarray  # uint32[2], see sampling.sequence_key
+    key: np.ndarray  # uint32[2], the key of its random numbers, see sampling.sequence_key
     max_new_tokens: int
     sampling: Sampling = PLAIN
     ignore_eos: bool = False
@@ -72,7 +72,7 @@ class Responses(Contents):
         self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
-        self.runs = Runs.none(len(requests))  # of each sequence, as its last burst left them
+        self.runs = Runs.none(len(requests))  # each sequence's run of drafts after its last burst
         # Likeliest tokens of sequences that want them, burst by burst.
         self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
 
@@ -85,7 +85,7 @@ class Responses(Contents):
         rows_per_replica: int,
         routes_shape: tuple[int, int] = (0, 0),
     ) -> "Responses":
-        """Makes a table in which all requests wait, and their responses.
+        """Makes a table of sequences in which all requests wait, and their empty responses.
 
         Args:
           routes_shape: `ModelConfig.routes_shape`.
@@ -101,12 +101,12 @@ class Responses(Contents):
         return cls(requests, table, routes_shape)
 
     def samples(self, prompt: int) -> np.ndarray:
-        """Returns the sequences of a prompt, given its number; int[samples]."""
+        """Returns the sequences whose number in `self.prompt` is `prompt`, int[samples]."""
         first, stop = np.searchsorted(self.prompt[self._by_prompt], (prompt, prompt + 1))
         return self._by_prompt[first:stop]
 
     def known(self, i: int) -> np.ndarray:
-        """Returns the tokens so far, int32[length]; not a copy."""
+        """Returns prompt and response of sequence i so far, int32[length]; not a copy."""
         return self.tokens[i, : self.table.length[i]]
 
     def row_state(self) -> RowState:
@@ -125,7 +125,7 @@ class Responses(Contents):
         return rows
 
     def runs_of_rows(self) -> Runs:
-        """Returns the runs that each row's last step left, as host arrays."""
+        """Returns the run of drafts that each row's last step left, as host arrays."""
         table = self.table
         rows = Runs.none(table.num_replicas * table.rows_per_replica)
         for of_row, of_sequence in zip(rows, self.runs, strict=True):
@@ -138,7 +138,8 @@ class Responses(Contents):
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """Returns the tokens of text and response as bits (`Seen`), for rows with a penalty."""
+        """Returns which tokens occur in each row, as bits (`Seen`); nothing for rows without a
+        penalty."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:

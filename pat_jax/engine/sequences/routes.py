@@ -1,4 +1,4 @@
-"""Routes: the experts that computed each token of a rollout, recorded to replay them on recompute.
+"""Routes: the experts that computed each token of a rollout, recorded so that they can be reused.
 
 On the host, in NumPy. A model without experts has empty arrays.
 """
@@ -17,11 +17,10 @@ TokenRoutes = Int16[np.ndarray, "tokens layers k"]
 
 
 class Routes:
-    """Keeps a prompt's routes once for all of its samples, and a response's routes as bursts bring
-    them.
+    """Keeps the routes of each prompt, once for all of its samples, and those of each response.
 
     A response's routes begin with its prompt's last token, which the first decode step computes.
-    """
+    Every burst appends to them."""
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], of: np.ndarray, shape: tuple[int, int]):
         """

@@ -59,12 +59,12 @@ class Sampling:
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # keep the k likeliest tokens (and ties with the last of them); 0 keeps all
-    top_p: float = 1.0  # keep the fewest likeliest tokens with at least this mass
+    top_p: float = 1.0  # keep the fewest likeliest tokens with at least this probability in all
     min_p: float = 0.0  # keep tokens with at least this part of the likeliest one's probability
     # Logits of tokens in prompt or response: positive ones are divided by it, others multiplied
     # (arXiv 1909.05858, §4.1).
     repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0  # taken off the logits of tokens in the response
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the response
     min_tokens: int = 0  # no token ends the response before it has so many tokens
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the response, besides the model's own
     logprobs: int = 0  # number of likeliest tokens to report with each token
@@ -84,7 +84,7 @@ class Sampling:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether sampling depends on the tokens that have occurred."""
+        """Whether probabilities depend on which tokens have occurred."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0
 
 

@@ -1,6 +1,6 @@
 """The state that decode steps carry and switches move. What is not in `DecodeState` does not move.
 
-Arrays have one entry a row. The rows of replica g are g·R … (g + 1)·R - 1, where R is the row
+Arrays have one entry per row. The rows of replica g are g·R … (g + 1)·R - 1, where R is the row
 bucket: the number of rows that the compiled programs work on in each replica.
 """
 
@@ -65,8 +65,8 @@ class Runs(NamedTuple):
     from one match; it continues if the next match is long enough."""
 
     kind: Int[Array, " rows"]  # kind of the match that the run began with
-    place: Int[Array, " rows"]  # tokens of the run that are accepted if it continues
-    matched: Int[Array, " rows"]  # match length that it needs to continue; 0: it has ended
+    place: Int[Array, " rows"]  # accepted tokens of the run so far, if it continues
+    matched: Int[Array, " rows"]  # length of the next match by which it continues; 0: it has ended
 
     @classmethod
     def none(cls, rows: int) -> "Runs":
@@ -76,8 +76,8 @@ class Runs(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """The texts that rows draft from. The host makes them for a burst. Each burst passes them on to
-    the next one dispatched behind it."""
+    """The texts that rows draft from. The host makes them for a burst, which passes them on to the
+    next burst if that is dispatched behind it."""
 
     text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
     runs: Runs  # see `device/draft/token_batch.py`
@@ -85,7 +85,7 @@ class Drafting(NamedTuple):
 
 
 class ModelDrafting(NamedTuple):
-    """The cache of a draft model, passed from burst to burst in the same way."""
+    """The KV cache of a draft model, passed from burst to burst in the same way."""
 
     pool: Pool
     tables: Int[Array, "rows width"]  # the pages of each row in the pool
@@ -128,7 +128,7 @@ class BurstOutput:
 
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
-    # log-probabilities too, see sampling.sample
+    # log-probabilities under softmax(logits / temperature) alone, see sampling.sample
     unfiltered: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
     running: Bool[Array | np.ndarray, " rows"]  # rows still running
@@ -137,9 +137,9 @@ class BurstOutput:
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # taken by each row, NULL_PAGE after the last
     running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
-    drafted: DraftResult  # of each replica
-    runs: Runs  # left by the last step of each row
-    # Experts that computed the token before each generated one, by layer.
+    drafted: DraftResult  # counts of each replica
+    runs: Runs  # the run of each row after its last step
+    # For each generated token: the experts of each layer that computed the token before it.
     routed_experts: Int16[Array | np.ndarray, "rows burst layers k"]
 
 
@@ -155,7 +155,7 @@ def abstract_index(layout: Layout, rows_per_replica: int, *columns: int) -> Any:
 
 
 def abstract_routes(layout: Layout, blocks: int, page_size: int, config: ModelConfig) -> Any:
-    """Returns the shape of the recorded experts of each replica's blocks."""
+    """Returns the shape of the recorded experts of the tokens in each replica's prefill blocks."""
     shape = (blocks * layout.split.dp, page_size, *config.routes_shape)
     return jax.ShapeDtypeStruct(shape, ROUTE_DTYPE, sharding=layout.sharding("batch"))
 

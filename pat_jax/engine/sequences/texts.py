@@ -15,15 +15,15 @@ from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 LEAD = 16  # tokens of the prompt kept before a response, so that its beginning can be matched
 BESIDE = LEAD + 1  # extra columns of a response: its lead and the separator behind it
-# Texts that are cut reach past the longest running sample by a row's own columns over this number:
-# bursts launched behind others see the same texts as the first. On real texts an eighth and a half
-# give 3 and 1 % fewer tokens per step, all of the columns 4 %
+# If texts are cut, they reach past the longest running sample by the columns of a row's own text
+# over this number, because bursts launched behind others use the same texts, too. On real texts an
+# eighth and a half give 3 and 1 % fewer tokens per step, all of the columns 4 %
 # (`benchmarks/results/draft_acceptance.json`).
 AHEAD_PART = 4
 
 
 class Texts(NamedTuple):
-    columns: np.ndarray  # int32[rows, room + own], see `texts`
+    columns: np.ndarray  # int32[rows, room + own], tokens, see `texts`
     borders: np.ndarray  # int32[rows, 2], first column of earlier responses and the one after them
 
 
@@ -34,8 +34,8 @@ def texts(
 
     Among equally long matches the last counts, so the best texts come last: first running samples,
     then responses of earlier iterations, then finished samples. If there is too little room for
-    all, texts are cut a little past the longest running sample. Texts that still do not fit are
-    left out, and the last one that fits partly loses its beginning.
+    all, texts are cut a little past the length of the longest running sample. If that is not
+    enough, the last text that fits loses its beginning, and the others are left out.
 
     Args:
       room: columns for other texts.
@@ -84,7 +84,7 @@ def _of_prompt(
 
 
 def _farthest(responses: Responses, prompt: int) -> int:
-    """Columns of the longest text of an unfinished sample, in the form of `_of_prompt`."""
+    """Tokens of the longest text that `_of_prompt` returns for an unfinished sample."""
     table, samples = responses.table, responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     going_on = samples[~table.is_done[samples]]

@@ -14,8 +14,8 @@ MACHINE_SHARE = 1 / 4
 
 
 def memory_limit(asked_gib: float, devices: Sequence[Device]) -> float:
-    """Returns the bytes of the smallest device, or `asked_gib` unless that is 0. They are infinite
-    if neither is known."""
+    """Returns the memory of the smallest device in bytes, or `asked_gib` if that is not 0. It is
+    infinite if neither is known."""
     if asked_gib:
         return asked_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
@@ -23,11 +23,11 @@ def memory_limit(asked_gib: float, devices: Sequence[Device]) -> float:
 
 
 def cache_limit(asked_gib: float, devices: Sequence[Device]) -> float:
-    """Returns the bytes of a device's memory from which the sizes of KV caches are computed.
+    """Returns the memory of a device, in bytes, from which the sizes of KV caches are computed.
 
     CPU devices have no memory of their own, so a quarter of the machine's memory is divided among
-    them. Their bursts also read a contiguous copy of the cache, and training has to fit beside
-    both.
+    them. The rest is for the contiguous copies of the cache that their bursts read, and for
+    training.
     """
     limit = memory_limit(asked_gib, devices)
     if not math.isinf(limit) or devices[0].platform != "cpu":

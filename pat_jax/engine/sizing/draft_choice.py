@@ -23,10 +23,10 @@ from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 
-# Tokens of a step whose computation takes about as long as reading the weights. In bfloat16, 990
-# TFLOP/s over 3.35 TB/s of an H100 and 197 over 0.82 of a TPU v5e are some 300 and 240 tokens.
+# So many tokens in a step take about as long to compute as the weights take to read. In bfloat16,
+# 990 TFLOP/s over 3.35 TB/s of an H100 and 197 over 0.82 of a TPU v5e are some 300 and 240 tokens.
 ON_ACCELERATORS, ON_CPU = 256, 64
-TEXTS_ROOM = 4  # context lengths of a row, for the texts of others that it drafts from
+TEXTS_ROOM = 4  # room for other responses that a row drafts from, in context lengths
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The device memory of bursts with drafts, beside weights and KV cache.
+"""The device memory that bursts with drafts need in addition to weights and KV cache.
 
-Knows shapes. Does not know whether they fit.
+Knows shapes. Does not know how much memory a device has.
 """
 
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ SCORES = 2  # float32 arrays of attention scores held at a time, if no kernel co
 
 
 class DraftBytes(NamedTuple):
-    """Bytes of drafts per device."""
+    """The bytes per device that drafts need."""
 
-    source: int = 0  # texts, a draft model with its cache, or the exit head
-    steps: int = 0  # temporaries: the logits of all tokens of a line, and sampling's arrays
+    source: int = 0  # texts to copy from, a draft model with its cache, or the exit head
+    steps: int = 0  # temporaries: logits of all tokens that a step verifies, arrays of sampling
 
 
 def draft_bytes(
     layouts: Mapping[Split, Layout], shapes: DraftShapes, drafter: Drafter
 ) -> dict[Split, DraftBytes]:
-    """Returns the bytes of drafts in each layout, given by its largest program."""
+    """Returns the bytes that drafts need in each layout: those of the program that needs most."""
     drafts, buckets, size = drafter.drafts, shapes.buckets, shapes.page_size
 
     def most(layout: Layout) -> DraftBytes:
-        # The drafter's weights are whole on every device, even if this layout has no drafts.
+        # Every device has all weights of the drafter, even if this layout makes no drafts.
         fixed = _bytes(drafter.params(layout, shapes))
         longest, found = buckets.lengths[-1], [DraftBytes(fixed)]
         length = num_pages_for(longest, size) * size
@@ -55,7 +55,7 @@ def draft_bytes(
 def _of_steps(
     shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
-    """Bytes of a step's temporaries. `shape`: a replica's rows, draft tokens, a row's tokens."""
+    """Bytes of a step's temporaries. `shape`: rows per replica, draft tokens, tokens of a row."""
     (rows, num_draft_tokens, length), model = shape, shapes.model
     # Logits are whole on every device of a replica: each samples the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size
@@ -73,7 +73,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:
-    """Bytes of the cache copies' columns behind each row's own, see `DraftCopy.begin`."""
+    """Bytes of the columns that cache copies have behind each row's own, see `DraftCopy.begin`."""
     heads = model.num_kv_heads // layout.size(layout.kv_axes)
     columns = 2 * model.num_layers * rows * heads * turns
     return columns * model.head_dim * jnp.dtype(dtype).itemsize

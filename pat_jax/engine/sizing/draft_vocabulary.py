@@ -13,9 +13,9 @@ from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 
 TOKENIZER_FILE = "tokenizer.json"
-# Embeddings for the same tokenizer are padded to a multiple of 64 to 512: those of Qwen2.5-7B have
-# 152,064 rows, those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. With a small
-# vocabulary, so small a difference means other tokens.
+# Models with one tokenizer pad their embeddings to multiples of 64 to 512: those of Qwen2.5-7B have
+# 152,064 rows, those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. If the vocabulary
+# is small, so small a difference means other tokens.
 PADDED_TO, PADDED_FROM = 512, 16 * 512
 
 
@@ -26,17 +26,17 @@ def other_tokens(
     policy_folder: str,
     kind: str = "draft model",
 ) -> str:
-    """Returns why a draft model's token ids do not fit the policy, in words; empty if they do.
-    Raises UserError if a tokenizer's file cannot be read.
+    """Returns why a draft model's token ids do not fit the policy's; empty if they do. Raises
+    UserError if a tokenizer's file cannot be read.
 
-    If both have a tokenizer, the ids that both know are compared. Sizes of embeddings do not matter
-    then: an id that only the policy knows is never proposed, and one that it does not know is never
+    If both models have a tokenizer, the ids that both have are compared. Sizes of embeddings do not
+    matter then: an id that only the policy has is never proposed, and one that it lacks is never
     sampled. Without tokenizers, embeddings may differ only by padding, see `is_padding_alone`.
 
     Args:
-      own, own_folder: the model's configuration and checkpoint folder.
-      policy, policy_folder: the policy's. Without a folder there is no tokenizer.
-      kind: what the model is called in the message.
+      own, own_folder: the draft model's configuration and checkpoint folder.
+      policy, policy_folder: the same of the policy. Without a folder there is no tokenizer.
+      kind: what the draft model is called in the message.
     """
     tokens, of_policy = tokens_in(own_folder), tokens_in(policy_folder)
     if tokens is None or of_policy is None:

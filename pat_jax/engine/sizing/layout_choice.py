@@ -26,7 +26,7 @@ def check_lengths(rollout: RolloutConfig, model: ModelConfig, name: str) -> None
     """Raises UserError if the longest prompt and response do not fit the model's context.
 
     Args:
-      name: the model's, for the message.
+      name: the name of the model in the message.
     """
     options = ("max_prompt_length", "max_completion_length")
     lengths = {f"rollout.{option}": getattr(rollout, option) for option in options}
@@ -57,7 +57,7 @@ def check_batch(rollout: RolloutConfig, layouts: dict[Split, Layout]) -> None:
 def wanted_layouts(
     choice: LayoutChoice, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
 ) -> dict[Split, Layout]:
-    """Returns the layouts that the options can lead to; only these are compiled."""
+    """Returns the layouts that a rollout with these options may use; only these are compiled."""
     if choice.is_planned:
         return chain
     names = [choice.layout]
@@ -76,10 +76,10 @@ def worth_planning(
     """Returns the layouts that the planner may use, and sentences on why the other layouts are left
     out.
 
-    They have enough memory, and their TP stays inside hosts unless crossing them pays.
+    The kept layouts fit in memory, and their TP stays inside a host unless crossing hosts pays.
 
     Args:
-      memory: the memory that each layout takes alone.
+      memory: the memory that each layout takes if it is the only one, see `memory_alone`.
     """
     without_memory = layouts_without_memory(memory, rollout)
     dropped = [f"layout {split}: {reason}" for split, reason in without_memory.items()]
@@ -93,8 +93,8 @@ def worth_planning(
 def within_hosts(
     layouts: Mapping[Split, Layout], latency: LatencyModel | None
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Returns layouts whose TP stays inside a host, those across hosts that were measured to pay,
-    and why the others are left out."""
+    """Returns the layouts whose TP stays inside a host or was measured to be faster across hosts,
+    and sentences on why the others are left out."""
     inside = {s: layout for s, layout in layouts.items() if not layout.crosses_hosts}
     kept, dropped = dict(inside), []
     widest = max(inside, key=lambda split: split.tp)
@@ -121,10 +121,10 @@ def is_measured(latency: LatencyModel, split: Split) -> bool:
 def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> bool:
     """Returns whether `crossing` has a faster decode step than `inside` in any measured bucket.
 
-    Links between hosts are slower than those inside one by an order of magnitude, and a layout
-    costs its compilation and warm-up before it proves slow. So only measurements count. Steps are
-    compared at equal rows per replica and equal cache lengths. A wider layout has at least as many
-    rows in its fullest replica, so if it is slower at equal rows, it never pays.
+    Links between hosts are ten times slower than those inside one, and a layout has to be compiled
+    and warmed up before it proves slow. So only measurements count. Steps are compared at equal
+    rows per replica and equal cache lengths. A layout with more TP has at least as many rows in its
+    fullest replica, so if it is slower at equal rows, it never pays.
     """
     table = latency.decode_table
     both = [key[1:] for key in table if key[0] == crossing and (inside, *key[1:]) in table]
@@ -132,7 +132,7 @@ def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> 
 
 
 def scripted_planner(choice: LayoutChoice, layouts: dict[Split, Layout]) -> Planner | None:
-    """Returns a planner that follows the scripted path; None if there is none."""
+    """Returns a planner that follows the path of layouts in the options; None if they have none."""
     if not choice.path:
         return None
     by_name = {str(split): split for split in layouts}

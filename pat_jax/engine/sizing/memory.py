@@ -1,4 +1,4 @@
-"""The device memory of a run's parts, and whether a rollout fits at all.
+"""The memory of a device that the parts of a run take, and how much is left for the KV cache.
 
 Knows layouts, shardings and options. Does not know how a plan uses the answer.
 """
@@ -37,10 +37,10 @@ def most_at_once(
     dtype: jnp.dtype,
     devices: Sequence[Device],
 ) -> int:
-    """Returns how many sequences may run at once. Further sequences wait.
+    """Returns how many sequences may run at once; others wait.
 
-    These are all of an iteration. On a CPU they are no more than fit with the contiguous copies of
-    their caches that its bursts read."""
+    All sequences of an iteration may, except on a CPU, where bursts read contiguous copies of the
+    KV cache: there, only as many as fit in memory at full length."""
     wanted = config.prompts_per_step * config.num_generations
     if devices[0].platform != "cpu" or math.isinf(
         limit := cache_limit(config.device_memory_gib, devices)
@@ -66,12 +66,12 @@ def kv_bytes(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> float:
-    """Returns the bytes per device that the KV cache may take in all `layouts` and their switches.
+    """Returns the bytes per device that the KV cache may take in every layout and every switch.
 
     Args:
       limit: memory of a device, in bytes.
       resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
-      drafter: the drafter of bursts with drafts.
+      drafter: proposes the drafts of bursts; its state takes memory, too.
     """
     if math.isinf(limit):
         return math.inf
@@ -106,7 +106,7 @@ def whole_sequences(
     fits, and infinite if the memory of a device is unknown.
 
     Args:
-      held: as in `kv_bytes`.
+      held: `limit`, `resident` and `drafter`, as in `kv_bytes`.
     """
     without = layouts_without_memory(memory_alone(policy, layouts, config, dtype, **held), config)
     kept = {split: layout for split, layout in layouts.items() if split not in without}
@@ -142,7 +142,7 @@ def _drafted(
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
-    """The same as fields of `MemoryModel`."""
+    """The bytes of `_drafted` as fields of `MemoryModel`."""
     return {
         "draft_sources": {split: each.source for split, each in drafted.items()},
         "draft_steps": {split: each.steps for split, each in drafted.items()},
@@ -167,13 +167,13 @@ def memory_alone(
 ) -> MemoryModel:
     """Returns the memory that each layout takes of a device if no other layout is used.
 
-    Its pool is the smallest that holds the longest sequence, or as large as the options say.
-    Nothing is added for switches.
+    The layout's pool is the smallest that holds the longest sequence, or as large as the options
+    say. Nothing is added for switches.
 
     Args:
       limit: memory of a device, in bytes.
       resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
-      drafter: the drafter of bursts with drafts.
+      drafter: proposes the drafts of bursts; its state takes memory, too.
     """
     longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
@@ -235,8 +235,8 @@ def engine_memory(specs: ProgramSpecs, config: RolloutConfig, resident: Any = ()
 
 
 def shard_bytes(tree: Any) -> int:
-    """Returns the bytes of a tree of shapes with shardings on one device, without host memory. If
-    its arrays have different devices, it is the most of a device."""
+    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on the device
+    that holds most of them. Arrays in host memory do not count."""
     groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
     for x in jax.tree.leaves(tree):
         if x.sharding.memory_kind != HOST_MEMORY:

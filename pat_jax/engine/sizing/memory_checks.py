@@ -1,4 +1,4 @@
-"""Whether layouts fit in the memory of a device, and what to say if they do not.
+"""Checks whether layouts fit in the memory of a device, and reports those that do not.
 
 Knows the memory that each layout takes. Does not know arrays.
 """
@@ -16,7 +16,7 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
     if none of them can hold its weights, pool, drafts and the training state.
 
     Args:
-      memory: the memory that each layout takes alone.
+      memory: the memory that each layout takes if it is the only one, see `memory_alone`.
       starts: the layouts that a rollout may start in.
       options: the options that led to these layouts, such as "option --layout is 'auto'".
     """
@@ -39,11 +39,11 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
 def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
     """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
 
-    The pools of all kept layouts are as large as the one with the most memory in use allows. So a
-    layout that cannot hold the prompts of a rollout is left out if another can.
+    The kept layout with most other memory in use limits the pools of all of them. So a layout that
+    cannot hold the prompts of a rollout is left out if another can.
 
     Args:
-      memory: the memory that each layout takes alone, so that each is judged by itself.
+      memory: the memory that each layout takes if it is the only one, see `memory_alone`.
     """
     sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}

@@ -1,4 +1,4 @@
-"""Log lines about memory, before the first step and at the end of a run."""
+"""The log lines about the memory of devices, before the first step and at the end of a run."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The number of pages in a rollout's pools, and the specs of its programs."""
+"""The number of pages in a rollout's pools, and the specs by which its programs are compiled."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -63,11 +63,11 @@ def pages_per_replica(
     `unsplit` pages do not hold the longest sequence.
 
     Pools take the same bytes of a device in every layout: a layout that splits the KV heads over f
-    devices has f times as many pages per replica. They hold at least the longest sequence alone.
+    devices has f times as many pages per replica. Every pool can hold the longest sequence.
 
     Args:
       unsplit: pages of a replica whose KV heads are not split. 0: enough for every row of every
-        layout's largest bucket at full length, but no more than `most`.
+        layout's largest bucket at full length, but no more than `most` pages.
     """
     longest = buckets.lengths[-1]
     least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())
@@ -87,7 +87,7 @@ def pages_per_replica(
 def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
     """Returns the pages that a replica needs for `rows` sequences of `length` tokens and NULL_PAGE.
 
-    They are counted as pages with all KV heads, by their bytes on a device of `layout`."""
+    The number is that of pages with all KV heads which take as many bytes of a device."""
     pages = rows * num_pages_for(length, page_size) + 1
     return -(-pages // layout.size(layout.kv_axes))
 

@@ -243,7 +243,7 @@ class DraftCache(DraftFeed):
     def pause(self) -> None:
         """Notes how many tokens of each sequence are in the cache, after bursts with drafts.
 
-        Of a fully accepted draft, the last token may be missing in the cache."""
+        The last token of a fully accepted draft may be missing in the cache."""
         seen = self.responses.table.length[self._drafting] - 2
         self.known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)
