@@ -23,8 +23,8 @@ class TextStream:
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    _before: int = 0  # tokens before those decoded again
-    _done: int = 0  # tokens that are in `text`
+    _before: int = 0  # tokens before the newest piece of text, which is decoded again
+    _done: int = 0  # tokens whose text is in `text`
 
     def add(self, token: int) -> None:
         self.tokens.append(token)
@@ -47,12 +47,12 @@ class StopFinder:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens searched: up to the one that completed the first stop string."""
+        """The number of tokens searched, up to the one that completed the first stop string."""
         return len(self.stream.tokens)
 
     @property
     def text(self) -> str:
-        """The text before the stop string."""
+        """The text of the response so far, without the stop string and what follows it."""
         return self.stream.text[: self.found_at]
 
     def has_stopped(self, tokens: np.ndarray) -> bool:
@@ -67,7 +67,7 @@ class StopFinder:
         return self.found_at is not None
 
     def _search(self, known: int) -> None:
-        """Searches for stop strings that end after the first `known` characters."""
+        """Searches for stop strings that end after the first `known` characters of the text."""
         text = self.stream.text
         places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.stops]
         self.found_at = min((place for place in places if place >= 0), default=None)
@@ -80,7 +80,7 @@ def describe(
     *,
     wants_logprobs: bool,
 ) -> dict[str, Any]:
-    """Returns the fields of a result line that describe the response."""
+    """Returns the fields of a result that describe the response: text, tokens, finish reason …"""
     tokens, reason = done.tokens, "length" if done.is_truncated else "stop"
     has_stopped = finder is not None and finder.has_stopped(tokens)
     if finder is not None and has_stopped:

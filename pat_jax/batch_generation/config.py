@@ -34,8 +34,8 @@ _OPTIONS = {
 class Reach(NamedTuple):
     """The size that an engine needs."""
 
-    rows: int  # samples that can run at once
-    length: int  # tokens of the longest prompt and response
+    rows: int  # responses that can be generated at once
+    length: int  # tokens of the longest prompt and response together
 
 
 @dataclass(frozen=True)

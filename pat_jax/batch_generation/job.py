@@ -28,11 +28,11 @@ class Entry:
 
     line: int
     sample: int
-    fields: dict[str, Any]  # copied from the line
-    is_last: bool  # of its line
+    fields: dict[str, Any]  # fields copied from the line to the result
+    is_last: bool  # whether it is the last result of its line
     ask: LineRequest | None = None
     finder: StopFinder | None = None
-    # of stop strings, in the tokens generated before the last burst
+    # Whether the tokens generated before the last burst have a stop string, searched in a thread.
     search: Future[bool] | None = None
 
 
@@ -57,9 +57,9 @@ class BatchJob:
         self.path, self.seed, self.session = path, seed, session
         self.tokenizer, self.results = tokenizer, results
         self.overrides, self.recommended = overrides, recommended
-        self.waiting: dict[int, Entry] = {}  # by the place of the result in the file
+        self.waiting: dict[int, Entry] = {}  # by the index of the result in the results file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
-        self.places: list[int] = []  # of the session's requests
+        self.places: list[int] = []  # for each request of the session, the index of its result
         self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
@@ -82,7 +82,7 @@ class BatchJob:
         )
 
     def _requests(self) -> Iterator[Request]:
-        """Yields the requests whose results are not written. An invalid line's result is an error."""
+        """Yields the requests without a written result; an invalid line's result is an error."""
         place = 0
         for number, line in read_lines(self.path):
             for entry, error in self._entries(number, line):
@@ -146,7 +146,7 @@ class BatchJob:
             return finder.has_stopped(tokens)
 
     def _finish(self, place: int, done: Completion) -> None:
-        """Starts to make a finished response's result, in a thread beside the generation."""
+        """Starts to make the result of a finished response, in a thread of its own."""
         entry = self.waiting.pop(place)
         self.ready[place] = entry, self.workers.submit(self._result, entry, done)
 

@@ -41,7 +41,7 @@ class LineRequest:
     sampling: Sampling
     max_tokens: int
     num_samples: int
-    seed: int | None  # None: keys come from the run's seed and the line's number
+    seed: int | None  # None: the run's seed and the number of the line determine sampling
     stops: tuple[str, ...]
     wants_logprobs: bool
 
@@ -53,7 +53,7 @@ class LineRequest:
         return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
 
     def finder(self, tokenizer: Tokenizer | None) -> StopFinder | None:
-        """Returns a finder of the stop strings for one sample; None if there are none."""
+        """Returns a finder of stop strings for one sample; None if the line has no stop strings."""
         if not self.stops or tokenizer is None:
             return None
         return StopFinder(tokenizer, self.stops, min_tokens=self.sampling.min_tokens)
@@ -96,8 +96,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
     """Returns the engine size that a file of prompts needs, so that no larger engine is built. It
-    is `most`, the size that the options allow, if the file fills it or has a line that `parse`
-    refuses, because the sentence about that line names the limits of the options."""
+    is `most`, the size that the options allow, if the file needs that much. It is `most`, too, if
+    `parse` refuses a line, because the error then names the limits of the options."""
     rows = length = 0
     for _, line in read_lines(path):
         try:
@@ -124,10 +124,10 @@ def parse_ask(
     Args:
       defaults: the command's options, for fields that the line does not set.
       recommended: the checkpoint's options, for fields that the command does not set either. Their
-        `max_tokens` is cut to what fits, because the user did not ask for it.
+        `max_tokens` is cut to what `max_length` allows, because the user did not ask for it.
       tokenizer: None allows token ids only.
       max_length: most tokens of prompt and response together. If no `max_tokens` is given, the
-        response may use what the prompt leaves.
+        response may use all that the prompt leaves.
 
     Raises:
       ValueError: one sentence that names the invalid field.
@@ -165,9 +165,9 @@ def _check_fields(given: Mapping[str, Any]) -> None:
 def _with_special_stops(
     sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
 ) -> Sampling:
-    """Makes stop tokens of stop strings that are special tokens, because decoded text lacks those.
-    Raises ValueError with one sentence if a stop string contains a special token, or if there are
-    too many."""
+    """Turns stop strings that are special tokens into stop tokens, because decoded text lacks
+    special tokens. Raises ValueError with one sentence if a stop string only contains one, or if
+    there are too many stop tokens."""
     if tokenizer is None or not stops:
         return sampling
     ids, special = list(sampling.stop_token_ids), tokenizer.special.texts

@@ -1,4 +1,4 @@
-"""A JSON lines file that a killed command can resume: whole lines, in order, none lost."""
+"""The file of results, JSON lines, to which a killed command can resume writing: none is lost."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ResultFile:
         self.done = process_group().agree("results before", lambda: self._open(resume=resume))
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
-        """Opens the file and returns line and sample of each result in it."""
+        """Opens the file; returns for each result in it the line of the prompt, and the sample."""
         path, option = self.path, f"option --out is {str(self.path)!r}"
         try:
             if path.exists() and not path.is_file():
@@ -62,7 +62,7 @@ class ResultFile:
             ) from None
 
     def check(self, index: int, line: int, sample: int) -> None:
-        """Raises UserError if result `index` in the file is not that of this line and sample."""
+        """Raises UserError if result `index` in the file is not of this prompt line and sample."""
         if self.done[index] != (line, sample):
             was = "line {}, sample {}".format(*self.done[index])
             raise UserError(
@@ -71,7 +71,7 @@ class ResultFile:
             )
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends one line and flushes it to the operating system."""
+        """Appends one result as a line, and flushes it to the operating system."""
         if self._file is None:
             return
         self._file.write(

@@ -31,7 +31,7 @@ class Answer:
     text: str | None  # None: the model has no tokenizer
     token_ids: list[int]
     finish_reason: str  # stop, length or error
-    logprobs: list[dict[str, Any]] = field(default_factory=list)  # where they were asked for
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # by token, if asked for
     error: str = ""  # one sentence if the response could not be completed
 
 
@@ -48,14 +48,14 @@ class TextSession:
     ):
         """
         Args:
-          overrides: sampling options for what `generate` does not set; see `BatchJob`.
-          recommended: sampling options for what neither sets.
+          overrides: sampling options that apply unless the arguments of `generate` set them.
+          recommended: sampling options that apply if neither sets them.
         """
         self.session, self.tokenizer, self.seed = session, tokenizer, seed
         self._overrides, self._recommended = overrides, recommended
 
     def generate(self, prompts: str | Sequence[PromptLike], **sampling: Any) -> list[list[Answer]]:
-        """Returns the samples of each prompt: those that its line in a prompts file would get.
+        """Returns the samples of each prompt: the same as for prompts in the lines of a file.
 
         Args:
           prompts: texts to continue, chats, token ids, or lines of a prompts file as dictionaries.
@@ -64,7 +64,7 @@ class TextSession:
             `top_p`, `stop`, `seed`, `logprobs` …
 
         Raises:
-          UserError: a prompt is invalid; one sentence about the first such. Nothing is generated.
+          UserError: a prompt is invalid; one sentence about the first. Nothing is generated.
         """
         if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
             raise UserError(f"prompts is {shown(prompts)}: expected a list of prompts, or a text.")

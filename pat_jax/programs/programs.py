@@ -1,4 +1,4 @@
-"""Every compiled program, by name: compiled ahead of time in parallel, or when looked up."""
+"""The table of programs, which are compiled in parallel ahead of time, or when looked up."""
 
 import hashlib
 import logging
@@ -25,19 +25,19 @@ Program = Callable[..., Any]
 
 
 class Key(NamedTuple):
-    """Which program: what it does, from which layout and bucket to which."""
+    """Identifies a program: what it does, in which layout and for which sizes."""
 
     name: str
     split: Split
-    rows: int = 0  # of a replica, or pages where it moves some
-    length: int = 0
-    target: Split | None = None  # of a switch
-    part: int = 0  # of a reshard in chunks
-    num_draft_tokens: int = 0  # tokens of drafts that a decode step has room for, for each row
+    rows: int = 0  # rows of a replica; in programs that move pages, pages of a replica
+    length: int = 0  # tokens of a row
+    target: Split | None = None  # the layout after a switch
+    part: int = 0  # number of the chunk of weights that is resharded
+    num_draft_tokens: int = 0  # draft tokens for which a decode step has room, per row
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The key as text for logs."""
         sizes = f", {self.rows} rows of {self.length} tokens" if self.length else ""
         to = "" if self.target in (None, self.split) else f" to {self.target}"
         return f"{self.name} {self.split}{to}{sizes}"
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class _Declared:
-    """A function that is to be jitted for abstract arguments."""
+    """A function to jit, with the shapes and shardings of its arguments."""
 
     function: Callable
     args: Sequence[Any]
@@ -63,8 +63,8 @@ class _Declared:
         return is_absent(devices.union(*(x.device_set for x in (*of_args, *of_results) if x)))
 
     def without_shards(self) -> Program:
-        """Returns what stands for the program where it is absent. It computes nothing, and returns
-        arrays of which this process has no shard."""
+        """Returns a stand-in for a program that only other processes run. It computes nothing, and
+        returns arrays of which this process has no shard."""
 
         @cache
         def results() -> Any:
@@ -77,24 +77,24 @@ class _Declared:
 
 
 class ProgramTable:
-    """Declared programs, compiled together, looked up by key.
+    """Programs that are declared first, then compiled together, and looked up by key.
 
-    One thread may compile while another looks up and runs. Programs on devices of other processes
-    are not compiled, and return arrays of which this process has no shard.
+    One thread may compile programs while another looks up and runs others. Programs that run only
+    on devices of other processes are not compiled; they return arrays without shards here.
     """
 
     def __init__(self) -> None:
         self._declared: dict[Key, _Declared] = {}
         self._compiled: dict[Key, Program] = {}
         self.compile_seconds: dict[Key, float] = {}
-        self.waited_s = 0.0  # for programs that were compiled when they were looked up
+        self.waited_s = 0.0  # seconds spent compiling programs when they were looked up
         # Of equal programs the first is compiled and the others are read from JAX's cache on disk,
         # where an entry that is just being written must not be read.
         self._of_text: defaultdict[str, Lock] = defaultdict(Lock)
         self._of_key: defaultdict[Key, Lock] = defaultdict(Lock)
 
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
-        """`fun`, jitted with `jit_options`, for abstract `args`; traced when it is compiled."""
+        """Declares `jax.jit(fun, **jit_options)` for abstract `args`; it is traced later."""
         if key not in self._compiled:
             self._declared[key] = _Declared(fun, args, jit_options)
 
@@ -105,11 +105,10 @@ class ProgramTable:
         progress: Callable[[int, int], None] | None = None,
         only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, where `only` says so.
+        """Compiles all programs that are declared, not compiled yet, and accepted by `only`.
 
-        Returns when every process has: one that first communicates waits half a minute for the
-        others.
-        """
+        Returns when all processes have compiled theirs, because communication, once begun, fails
+        if another process takes half a minute longer."""
         pool = ThreadPoolExecutor(threads)
         try:
             futures = [pool.submit(self.compile, key) for key in self.missing() if only(key)]
@@ -124,16 +123,16 @@ class ProgramTable:
         process_group().gather("compiled programs", None)
 
     def missing(self) -> list[Key]:
-        """What is declared and not compiled yet."""
+        """Returns the keys of programs that are declared and not compiled yet."""
         return list(self._declared)
 
     def lower(self, key: Key) -> jax.stages.Lowered:
-        """One declared program as it goes to the compiler."""
+        """Returns a declared program as it goes to the compiler."""
         return self._declared[key].lower()
 
     def compile(self, key: Key) -> None:
-        """Compiles one declared program, unless another thread has; notes the seconds that it took.
-        Raises KeyError if nothing of that key was declared."""
+        """Compiles a declared program, unless another thread has; notes the seconds that it took.
+        Raises KeyError if no program of that key was declared."""
         with self._of_key[key]:
             if key in self._compiled:
                 return
@@ -152,8 +151,8 @@ class ProgramTable:
             return lowered.compile()
 
     def __getitem__(self, key: Key) -> Program:
-        """The program, compiled now where it was not before. Raises KeyError if nothing of that key
-        was declared."""
+        """Returns a program; compiles it if it is not compiled yet. Raises KeyError if no program
+        of that key was declared."""
         process_group().reach_point(key.name)  # who starts a program does not hang
         if key not in self._compiled:
             start = time.perf_counter()

@@ -6,9 +6,9 @@ than the one before it. A row may also have a branch: a second draft that begins
 Tokens of drafts and branches compete for the room. Draft and branch form a tree, of which at most
 one path is accepted.
 
-The probability that a token is accepted depends on its run (`planning/drafts.py`), the text that is
-copied from one match over several steps: on the length of the match, and on how many tokens of the
-run have been accepted.
+A run is text that is copied from one match over several steps (`planning/drafts.py`). How likely a
+token is to be accepted depends on the length of the match at the start of its run, and on how many
+tokens of the run have been accepted.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Dummy bursts that warm up and time decode programs: running rows near the end of their pages."""
+"""Dummy bursts that warm up and time decode programs, with all rows near their longest length."""
 
 import time
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from pat_jax.layout.layout import Layout
 from pat_jax.planning.draft_counts import KINDS, MAX_RUN
 from pat_jax.programs.programs import Key
 
-# Tests in a timed burst, so that a burst's fixed cost counts for little, as in a rollout. If few
-# programs are measured, one test has to do, and the times of rollouts correct it.
+# A timed burst has this many times `check_every` steps, so that its fixed cost counts for little,
+# as in a rollout. If few programs are measured, it has them once; rollouts correct the time.
 BURST_CHECKS = 4
 
 
 def dummy_tables(specs: ProgramSpecs, layout: Layout, rows: int, length: int) -> np.ndarray:
-    """Returns page tables with different pages for every row, as far as there are enough."""
+    """Returns page tables whose rows have different pages, as far as the pool has enough."""
     width = specs.width(length)
     pages = np.arange(rows * width) % (specs.pages[layout.split] - 1) + 1
     return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
@@ -42,7 +42,7 @@ class DummyBursts:
     def __init__(self, engine: RolloutEngine, layout: Layout, rows: int, length: int, pool: Pool):
         """
         Args:
-          pool: overwritten by every burst.
+          pool: pages of the KV cache, overwritten by every burst.
         """
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
@@ -88,7 +88,7 @@ class DummyBursts:
         return time.perf_counter() - start
 
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
-        """The steps of a timed burst, its rows, and reserved pages that never run out."""
+        """The steps of a timed burst, the state of its rows, and a reserve that never runs out."""
         pace = self.specs.functions.pace(num_draft_tokens)
         dp, length = self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS

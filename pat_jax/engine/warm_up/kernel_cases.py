@@ -1,8 +1,8 @@
-"""The cases on which each kernel is compared with plain operations.
+"""The inputs on which each kernel is compared with plain JAX operations.
 
-Attention cases are one device's part of a model's attention: random numbers in rows that begin, end
-and branch at page borders and elsewhere. Expert cases have experts with no, few and many rows. Does
-not know whether a kernel is right.
+A case of attention has the shapes of one device's part of a model, and random numbers. Its rows
+begin, end and branch at page borders and elsewhere. Cases of experts have experts with no, few and
+many rows. Does not know whether a kernel is right.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,19 +24,19 @@ from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
 from pat_jax.models.weight_formats import WeightFormat, abstract_weight, stored
 
-TOKENS = 320  # of a row: more keys than a GPU kernel's block, and more than one block of a TPU's
-ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # lengths of decoding rows: in short ones each key shows
+TOKENS = 320  # of a row: more keys than one block of a GPU's or a TPU's kernel has
+ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # lengths of decoding rows; short ones show every key
 TURNS = 6  # tokens of a row that a step verifies
-SHARP = 2.0  # scales scores: with more even ones a missing key would not show
+SHARP = 2.0  # scales attention scores: if they were more even, a missing key would not show
 EXPERTS, PER_TOKEN = 4, 2  # the last expert has no row
-SIDE = 1024  # about the sides of an expert's weights: larger ones only add turns of loops
+SIDE = 1024  # largest side of an expert's weights, about: more would only add turns of loops
 # Numbers of tokens as in decoding, a prefill and training: they use tiles of each size.
 ROUTED = {"experts of few rows": 8, "experts of some rows": 100, "experts of many rows": TOKENS}
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a model's attention that one device computes, and the shape of the experts."""
+    """The shape of a model's attention on one device, and of its experts."""
 
     kv_heads: int
     queries_per_kv: int
@@ -44,7 +44,7 @@ class Part:
     page_size: int
     dtype: str
     expert_sides: tuple[int, int] | None = None  # width of an expert's input, and of the expert
-    weights: WeightFormat = "auto"  # of experts in rollouts
+    weights: WeightFormat = "auto"  # format of the experts' weights in rollouts
 
     def __str__(self) -> str:
         heads = f"{self.queries_per_kv} query heads on each of {self.kv_heads} KV heads"
@@ -59,9 +59,9 @@ def parts_of(
     dtype: jnp.dtype,
     weights: WeightFormat = "auto",
 ) -> list[Part]:
-    """Returns the parts of the layouts with the least and the most TP.
+    """Returns the shapes in the layouts with the least and the most TP.
 
-    Layouts between them use the same kernels. The first part includes the experts, which are the
+    Layouts between them use the same kernels. The first shape includes the experts, which are the
     same in all layouts."""
     first, *_, last = [*layouts] * 2
     attention = [
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     kernel: str  # its name in `Kernels`
     run: Callable[..., Any]
     arrays: Sequence[np.ndarray]  # floats are rounded to the part's type before use
-    floor: float = 0.1  # share of a usual result's size, added when small results are compared
+    floor: float = 0.1  # added to a result's size in relative errors, as a share of a usual size
 
 
 def cases_of(part: Part, kernels: Kernels) -> list[Case]:
@@ -165,9 +165,9 @@ def _experts_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Arra
 
 
 def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
-    """Queries, keys, values, tables, and the position of each row's first query; row r ends after
-    `ends[r]` tokens. Pages that no row owns hold wrong values.
-    """
+    """Queries, keys, values, page tables, and the position of each row's first query.
+
+    Row r has `ends[r]` tokens. Pages that no row owns hold wrong values."""
     rng, rows = np.random.default_rng(0), len(ends)
     width = -(-TOKENS // part.page_size)
     table = (rng.permutation(rows * width) + 1).reshape(rows, width).astype(np.int32)

@@ -50,7 +50,7 @@ class Checked:
     part: Part
     error: float  # relative error of the worst row; NaN if the kernel did not run
     trouble: str  # what is wrong in a few words; empty if the kernel is right
-    seconds: float = 0.0  # to compile and run it, without the plain operations
+    seconds: float = 0.0  # to compile and run the kernel, without the plain operations
 
     def sentence(self, device: str) -> str:
         return (
@@ -68,7 +68,7 @@ def usable_kernels(
     weights: WeightFormat = "auto",
     names: Collection[str] = kernel_choice.NAMES,
 ) -> Kernels:
-    """Returns the layouts' kernels without those that fail here; logs each failure.
+    """Returns the layouts' kernels without those that fail on this machine; logs each failure.
 
     Args:
       weights: the format of a rollout's weights.
@@ -96,10 +96,10 @@ def usable_kernels(
 def with_usable_kernels(
     layout: Layout, model: ModelConfig, *, page_size: int, dtype: jnp.dtype
 ) -> Layout:
-    """Returns the layout of a model that computes packed rows, with only the kernels that work on
-    this machine.
+    """Returns `layout` with only those kernels for packed rows and experts that work on this
+    machine.
 
-    It is `layout` itself if all of its own do."""
+    It is `layout` itself if all of its kernels work."""
     names = ("rows", "experts")
     kernels = usable_kernels([layout], model, page_size=page_size, dtype=dtype, names=names)
     return layout if kernels == layout.kernels else replace(layout, kernels=kernels)
@@ -108,10 +108,10 @@ def with_usable_kernels(
 def check_kernels(
     device: Device, parts: Iterable[Part], kernels: Kernels, *, kept: Path | None = None
 ) -> list[Checked]:
-    """Checks every kernel of `kernels` at every shape.
+    """Checks every kernel of `kernels` at every shape of `parts`.
 
     Args:
-      kept: a file of checks that passed before, which are skipped; new ones are added to it.
+      kept: a file of passed checks, which are skipped; checks that pass now are added to it.
     """
     known = set() if kept is None else _read(kept)
     cases = [
@@ -155,7 +155,7 @@ def tolerance(part: Part, platform: str) -> float:
 
 
 def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., Any]:
-    """Returns a function to jit in which each device computes the same, inside `shard_map`."""
+    """Returns a function to jit that runs a case in `shard_map`; every device computes the same."""
     whole = layout.spec()
     return jax.shard_map(
         partial(case.run, kernels, case.kernel),
@@ -181,7 +181,7 @@ def one_device(device: Device) -> Layout:
 
 
 def _error(got: np.ndarray, wanted: np.ndarray, floor: float) -> float:
-    """Error of the worst row, relative to its size plus `floor` times a usual size."""
+    """The error of the worst row, relative to its norm plus `floor` times a usual row's norm."""
     usual = np.sqrt(np.mean(np.sum(wanted**2, axis=-1)))
     size = np.linalg.norm(wanted, axis=-1) + floor * usual
     worst = np.max(np.linalg.norm(got - wanted, axis=-1) / size)

@@ -1,7 +1,7 @@
 """The times of an engine's programs: those known before, and those that a warm-up measures.
 
-Known times are kept if a new run takes as long, and rescaled if not. Knows tables and runs. Does
-not know what a program does.
+Known times are kept if the programs still take as long, and rescaled if not. Knows tables and runs.
+Does not know what a program does.
 """
 
 import logging
@@ -20,8 +20,8 @@ from pat_jax.planning.types import Split
 
 log = logging.getLogger(__name__)
 
-ENOUGH_S = 1.0  # seconds of runs of one program after its first
-NOISE = 1.1  # runs may differ by this factor
+ENOUGH_S = 1.0  # a program whose timed runs took so many seconds is not run again
+NOISE = 1.1  # times that differ by at most this factor count as equal
 Table = Mapping[Any, float]  # seconds, by a tuple with one layout, or the two layouts of a switch
 Layouts = tuple[Split, ...]
 
@@ -29,15 +29,15 @@ Layouts = tuple[Split, ...]
 class Timed(NamedTuple):
     """A program to time."""
 
-    table: str
+    table: str  # the field of `LatencyModel` that has its time
     key: tuple
-    once: Callable[[], float]  # runs it; returns the seconds it took
-    per: int = 1  # divides the seconds of a run, such as the steps of a burst
+    once: Callable[[], float]  # runs the program; returns the seconds that it took
+    per: int = 1  # number by which the seconds of a run are divided, such as steps of a burst
 
 
 class Timings:
-    """Tables of `LatencyModel`: times `known` before, `new` times, and times of known programs that
-    ran `again`."""
+    """Times of programs, in tables as `LatencyModel` has them: those `known` before, `new` ones,
+    and those of known programs measured `again`."""
 
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
@@ -60,7 +60,7 @@ class Timings:
         self.is_brief = platform == "cpu" and specs.first is not None
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
-        """The known tables whose entries have the same meaning in this engine."""
+        """The known tables whose times are of programs of the same sizes as in this engine."""
         specs, names = self.specs, {"decode_table", "verify_table", "reshard_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
@@ -90,10 +90,10 @@ class Timings:
         )
 
     def note(self, *programs: Timed) -> None:
-        """Records the fastest run of each program (noise only adds time), unless it is known.
+        """Records the fastest run of each program: noise only adds time.
 
-        Several programs take turns, so that other load on the machine affects all of them alike.
-        """
+        Programs with a known time run only to recheck it. Programs take turns, so that other load
+        on the machine affects all of them alike."""
         is_known = [program.key in self.known[program.table] for program in programs]
         wanted = [int(self.recheck) if known else self.runs for known in is_known]
         seconds: list[list[float]] = [[] for _ in programs]
@@ -138,13 +138,13 @@ class Timings:
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
-    """Returns the factors by which times of layouts and switches changed by more than noise.
+    """Returns for each layout and switch the factor by which its times changed, if above noise.
 
     All times of a layout or switch are taken to have changed by the median factor of those measured
     again, so that one odd run among several changes nothing.
 
     Args:
-      again: seconds of some entries of `known`, measured now.
+      again: seconds of some programs of `known`, measured now.
     """
     ratios = defaultdict(list)
     for key, seconds in again.items():
@@ -154,7 +154,7 @@ def changes(known: Table, again: Table) -> dict[Layouts, float]:
 
 
 def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[Any, float]:
-    """Returns the `known` seconds, rescaled by the changes.
+    """Returns the `known` seconds, multiplied by the factors of `changes`.
 
     Args:
       sample: the layout whose change applies to layouts of which nothing was measured again.

@@ -1,7 +1,7 @@
 """The warm-up: runs every program of a rollout on this machine until its time is known.
 
-The first run of a program creates communicators and pages memory in, so at least one other is
-timed. The result is the latency model that the planner uses, so warming up and profiling are the
+The first run of a program creates communicators and pages memory in, so at least one more run is
+timed. The result is the latency model that the planner uses. So warming up and profiling are the
 same.
 """
 
@@ -29,7 +29,7 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.programs.programs import Key
 
-Move = Callable[[Pool], tuple[Pool, MovedBytes]]  # one round of pages
+Move = Callable[[Pool], tuple[Pool, MovedBytes]]  # moves the pages of one round
 
 
 class Warmup:
@@ -48,8 +48,8 @@ class Warmup:
         Args:
           known: times measured before; programs with a known time run untimed.
           recheck: measure known times once again, and rescale them if they have changed. On a CPU
-            where few programs are measured, only the first known layout's bursts of fewest rows are
-            measured again; they stand for all.
+            with few measured programs, only bursts of fewest rows in the first known layout are
+            measured again; all times are rescaled like theirs.
           runs: timed runs of each program after its first; fewer once they have taken a second.
           progress: called with the numbers of programs that have run and of all programs.
         """
@@ -59,7 +59,7 @@ class Warmup:
 
     @property
     def total(self) -> int:
-        """Programs to run; a reshard counts as one."""
+        """The number of programs to run; each resharding of all weights counts as one."""
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
         programs = sum(len(list(self.programs.keys(name))) for name in counted)
@@ -102,7 +102,7 @@ class Warmup:
             self._count()
 
     def _warm(self, once: Callable[[], object]) -> None:
-        """Runs a program that is not timed."""
+        """Runs a program twice without timing it."""
         for _ in range(2):
             once()
         self._count()
@@ -123,7 +123,7 @@ class Warmup:
         return pool
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
-        """Runs a prefill call at the end of sequences of `length` tokens; a large call is timed."""
+        """Runs prefill calls at the end of sequences of `length` tokens; times the large ones."""
         split, size = layout.split, self.specs.page_size
         is_timed = blocks == self.specs.prefill_blocks
         is_known = self.timings.are_taken("prefill_table", (split, length))
