@@ -146,7 +146,7 @@ class BatchJob:
             return finder.has_stopped(tokens)
 
     def _finish(self, place: int, done: Completion) -> None:
-        """Starts to make the result of a finished response, in a thread of its own."""
+        """Starts to make the result of a finished response, in the worker's thread."""
         entry = self.waiting.pop(place)
         self.ready[place] = entry, self.workers.submit(self._result, entry, done)
 

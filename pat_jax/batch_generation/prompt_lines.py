@@ -166,8 +166,8 @@ def _with_special_stops(
     sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
 ) -> Sampling:
     """Turns stop strings that are special tokens into stop tokens, because decoded text lacks
-    special tokens. Raises ValueError with one sentence if a stop string only contains one, or if
-    there are too many stop tokens."""
+    special tokens. Raises ValueError with one sentence if a stop string has a special token and
+    other text, or if there are too many stop tokens."""
     if tokenizer is None or not stops:
         return sampling
     ids, special = list(sampling.stop_token_ids), tokenizer.special.texts

@@ -130,7 +130,7 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Gives pages for the next few steps and compacts rows to the smallest bucket that fits."""
+        """Gives pages for the next few steps; compacts rows to the smallest bucket for them all."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
@@ -179,8 +179,8 @@ class Scheduler:
         step if `in_flight` ended at its threshold.
 
         Returns:
-          None if rows or the number of draft tokens must change first, if pages are too few, or if
-          the requests' limits show that `in_flight` will reach the threshold.
+          None if rows or the number of draft tokens must change first, or if pages are too few.
+          None, too, if the limits of the requests show that `in_flight` will reach the threshold.
         """
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"

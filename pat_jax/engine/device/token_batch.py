@@ -6,9 +6,9 @@ than the one before it. A row may also have a branch: a second draft that begins
 Tokens of drafts and branches compete for the room. Draft and branch form a tree, of which at most
 one path is accepted.
 
-A run is text that is copied from one match over several steps (`planning/drafts.py`). How likely a
-token is to be accepted depends on the length of the match at the start of its run, and on how many
-tokens of the run have been accepted.
+A run is text that is copied from one match over several steps (`planning/drafts.py`). Two numbers
+determine how likely a token is to be accepted: the length of the match at the start of its run, and
+how many tokens of the run have been accepted.
 """
 
 from typing import NamedTuple

@@ -13,7 +13,7 @@ HEADROOM = 1.4  # height of the chart over that of the curve: the names of the l
 SECONDS = "seconds since the rollout began"
 INK = "currentColor"
 PREFILL = colour(6)
-MOVING = 0.45  # opacity of the seconds that a switch took
+MOVING = 0.45  # opacity of the band over the seconds that a switch took
 # Sources of accepted draft tokens: those of `draft_counts.SOURCES`, then drafts of other drafters.
 SOURCES = {
     "own text": "#b8651b",

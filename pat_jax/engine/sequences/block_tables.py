@@ -48,11 +48,11 @@ class BlockTables:
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
         # Pages of each sequence in order of position, NULL_PAGE after the last, and their number.
-        # Most of it is never touched, and zeroed memory is not allocated until it is.
+        # Most of the array is never touched, and zeroed memory is not allocated until it is.
         assert NULL_PAGE == 0
         self.pages = np.zeros((len(table), most), np.int32)
         self.count = np.zeros(len(table), np.int64)
-        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # that has, or last had, its pages
+        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # that has, or had, the pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
         """Returns empty pools. Raises ValueError if one cannot hold the longest sequence."""
@@ -115,7 +115,7 @@ class BlockTables:
             yield call, length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
-        """Returns how many pages each replica lacks for `steps` tokens per row, int[replicas]."""
+        """Returns the pages that each replica lacks for `steps` more tokens per row."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)

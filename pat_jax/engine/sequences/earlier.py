@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-Prompt = Sequence[int] | np.ndarray  # its tokens
+Prompt = Sequence[int] | np.ndarray  # the tokens of a prompt
 
 
 class EarlierResponses:

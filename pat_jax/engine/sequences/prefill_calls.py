@@ -48,7 +48,7 @@ class MovedBytes:
 
 
 class Spans(NamedTuple):
-    """Runs of tokens to prefill, at most one for each sequence."""
+    """Ranges of tokens to prefill, at most one for each sequence."""
 
     sequence: np.ndarray  # int[spans]
     replica: np.ndarray  # int[spans], replica of each sequence
@@ -98,8 +98,8 @@ def prefill_calls(
 ) -> list[PrefillCall]:
     """Packs the pages of all spans into calls of a few fixed sizes.
 
-    Lower positions come first. So no page comes in an earlier call than a page that it attends to,
-    be it of its own sequence or shared, and most calls have short contexts.
+    Lower positions come first. So most calls have short contexts. And no page is computed in an
+    earlier call than one that it attends to, whether of its own sequence or shared.
 
     Args:
       sizes: blocks (pages) per replica of a large and of a small call. Small calls take the rest

@@ -9,7 +9,7 @@ import numpy as np
 
 from pat_jax.models.cache.paged_layer import NULL_PAGE
 
-Prefix = tuple[int, bytes]  # the page before a page, and its tokens, int32
+Prefix = tuple[int, bytes]  # the page before a page, and the page's tokens as int32 bytes
 
 
 class Prefixes:

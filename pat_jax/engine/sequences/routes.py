@@ -26,7 +26,7 @@ class Routes:
         """
         Args:
           prompts: tokens of each distinct prompt.
-          of: int[sequences], the prompt of each sequence.
+          of: int[sequences], the index in `prompts` of each sequence's prompt.
           shape: number of layers with experts, and of experts per token.
         """
         self._prompts, self._of, self.shape = prompts, of, shape

@@ -66,7 +66,7 @@ class Runs(NamedTuple):
 
     kind: Int[Array, " rows"]  # kind of the match that the run began with
     place: Int[Array, " rows"]  # accepted tokens of the run so far, if it continues
-    matched: Int[Array, " rows"]  # length of the next match by which it continues; 0: it has ended
+    matched: Int[Array, " rows"]  # least length of a match that continues it; 0: it has ended
 
     @classmethod
     def none(cls, rows: int) -> "Runs":
@@ -113,8 +113,8 @@ class ReservedPages:
 
 @pytree_dataclass
 class Until:
-    """When a burst ends: after `steps`, when the fullest replica has `threshold` running rows, or
-    when the reserve of a replica is too small for the steps up to the next test."""
+    """When a burst ends: after `steps` decode steps, or when the fullest replica has `threshold`
+    running rows. It also ends when a replica's reserve lacks pages up to the next test."""
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]

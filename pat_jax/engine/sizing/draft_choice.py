@@ -70,8 +70,8 @@ def drafter_of(
     folder: str = "",
 ) -> Drafter:
     """Returns the drafter that the options ask for, whether its drafts pay or not. Raises UserError
-    if the early-exit layer is the policy's last or does not exist, or the draft model has another
-    vocabulary or too short a context.
+    if the early-exit layer is the policy's last or does not exist. Raises it, too, if the draft
+    model has another vocabulary or too short a context.
 
     Args:
       model: the policy's configuration.

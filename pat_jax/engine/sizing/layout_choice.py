@@ -121,10 +121,10 @@ def is_measured(latency: LatencyModel, split: Split) -> bool:
 def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> bool:
     """Returns whether `crossing` has a faster decode step than `inside` in any measured bucket.
 
-    Links between hosts are ten times slower than those inside one, and a layout has to be compiled
-    and warmed up before it proves slow. So only measurements count. Steps are compared at equal
-    rows per replica and equal cache lengths. A layout with more TP has at least as many rows in its
-    fullest replica, so if it is slower at equal rows, it never pays.
+    Links between hosts are ten times slower than those inside one. A layout has to be compiled and
+    warmed up before it proves slow, so only measurements count. Steps are compared at equal rows
+    per replica and equal cache lengths. A layout with more TP has at least as many rows in its
+    fullest replica. If it is slower at equal rows, it never pays.
     """
     table = latency.decode_table
     both = [key[1:] for key in table if key[0] == crossing and (inside, *key[1:]) in table]

@@ -191,7 +191,7 @@ def _prefill(part: Part) -> list[np.ndarray]:
 
 
 def _verify(part: Part) -> list[np.ndarray]:
-    """Rows without a branch, with one longer than the trunk, and with one of one token."""
+    """Rows without a branch, with a branch longer than the trunk, and with one of one token."""
     ends = [TURNS, 17 + TURNS, 200, TOKENS]
     return [*_pages(part, ends, TURNS), np.array([TURNS - 1, 1, 4, 0], np.int32)]
 
@@ -211,7 +211,7 @@ def _rows(part: Part, platform: str) -> list[np.ndarray]:
 
 
 def _routed(embed: int, rows: int) -> list[np.ndarray]:
-    """Rows, gradients, the experts of each row, of which some are elsewhere, and their shares."""
+    """Rows, gradients, the experts of each row (-1: on another device), and their shares."""
     rng = np.random.default_rng(3)
     x, grads = rng.normal(size=(2, rows, embed)).astype(np.float32)
     chosen = rng.integers(-1, EXPERTS - 1, (rows, PER_TOKEN)).astype(np.int32)

@@ -140,8 +140,8 @@ class Timings:
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
     """Returns for each layout and switch the factor by which its times changed, if above noise.
 
-    All times of a layout or switch are taken to have changed by the median factor of those measured
-    again, so that one odd run among several changes nothing.
+    All times of a layout or switch are taken to have changed by the same factor: the median of
+    those measured again. So one odd run among several changes nothing.
 
     Args:
       again: seconds of some programs of `known`, measured now.

@@ -4,9 +4,9 @@
     G_v)
 
 The G are independent Gumbel variables, so the token has exactly the distribution p. They depend
-only on the position's key, the block and the token's place in its block. Samples from two
-distributions with the same noise agree on each level with probability ≥ (1 - d) / (1 + d), where d
-is their total variation distance there (arXiv 2408.07978). One level would need noise for the
+only on the position's key, the block and the token's place in its block. Let d be the total
+variation distance of two distributions on a level. With the same noise their samples agree there
+with probability ≥ (1 - d) / (1 + d) (arXiv 2408.07978). A single level would need noise for the
 whole vocabulary.
 
 Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.

@@ -51,6 +51,6 @@ def draw(
 def added(
     tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
 ) -> Int[Array, "rows most"]:
-    """Returns the pages that each row took after it `held` so many; NULL_PAGE after the last."""
+    """Returns the pages of each row behind its first `held[row]`; NULL_PAGE after the last."""
     at = held[:, None] + jnp.arange(most)[None]
     return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

@@ -28,10 +28,10 @@ Seen = UInt32[Array, "rows 2 words"]
 
 
 class Ahead(NamedTuple):
-    """What penalties need for tokens sampled before the draft tokens before them are accepted."""
+    """What penalties need for a token that is sampled behind draft tokens not yet accepted."""
 
-    row: Int[Array, " rows"]  # the row of `Seen` for each token
-    # the draft tokens before it, which its response would have too; negative ones stand for none
+    row: Int[Array, " rows"]  # the row of `Seen` for each sampled token
+    # The draft tokens before each sampled token, which count as its response; negative: none.
     num_generated: Int[Array, "rows few"]
 
 
@@ -54,10 +54,10 @@ def sample(
 
     Args:
       keys: noise key of each token, see `gumbel.position_keys`.
-      seen: the tokens that penalties apply to; it does not matter in rows without penalties.
+      seen: the tokens that penalties apply to; its content does not matter in rows without any.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
-      ahead: for verified tokens, whose rows are not those of `seen`.
-      vocab_size: tokens from here on are padding and never drawn.
+      ahead: given if drafts are verified: then `seen` has a row for several rows of `logits`.
+      vocab_size: token ids from this number on are padding and never drawn.
 
     Returns:
       The tokens, and their log-probabilities in nats under two distributions: the one drawn from,

@@ -1,7 +1,7 @@
 """A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Every device has all weights of the draft model, in every layout, because reading the weights of a
-small model is faster than two all-reduces per layer. So a switch moves nothing of the draft model.
+Every device has all weights of the draft model, in every layout. For a small model, reading them is
+faster than two all-reduces per layer. So a switch moves nothing of the draft model.
 
 After bursts without drafts, switches and preemptions, its KV cache lacks tokens. These are computed
 before the next burst with drafts. For a small model that is cheaper than computing every token of
@@ -75,9 +75,9 @@ class ModelDrafter(Drafter):
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         """Proposes one token per pass of the model.
 
-        Each pass takes a row's newest token and the one before it, because the last token of a
-        fully accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to
-        zeros (`Transformer._embed`).
+        Each pass takes a row's newest token and the one before it: the last token of a fully
+        accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to zeros
+        (`Transformer._embed`).
         """
         step, rows, drafting = asked.step, moving.rows, moving.drafting
         row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
@@ -191,7 +191,7 @@ class DraftCache(DraftFeed):
         self._tables: BlockTables | None = None
         # For each sequence, how many of its tokens are in the cache.
         self.known = np.zeros(len(self.responses.table), np.int64)
-        self._drafting = np.zeros(0, np.int64)  # sequences whose bursts have drafts, since `state`
+        self._drafting = np.zeros(0, np.int64)  # sequences with drafts since the last `state`
 
     @property
     def told(self) -> tuple[np.ndarray, ...]:

@@ -60,9 +60,9 @@ class Asked(NamedTuple):
     """The inputs of a drafter in each step of a burst."""
 
     step: DecodeStep
-    params: Params  # the policy's
-    own_params: Any  # the drafter's, see `Drafter.params`
-    keys: UInt32[Array, "tokens rows 2"]
+    params: Params  # the policy's weights
+    own_params: Any  # the drafter's weights, see `Drafter.params`
+    keys: UInt32[Array, "tokens rows 2"]  # noise of each row's next tokens, `gumbel.position_keys`
     tables: Int[Array, "rows width"]  # pages of each row in the policy's cache
     accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
     length: int  # tokens that a row's page table has room for
@@ -84,7 +84,7 @@ class Rollout(NamedTuple):
 
     shapes: DraftShapes
     programs: ProgramTable
-    params: Any  # the drafter's, see `Drafter.params`
+    params: Any  # the drafter's weights, see `Drafter.params`
     responses: Responses
     earlier: EarlierResponses | None
 

@@ -35,7 +35,7 @@ class Migration:
 
         Args:
           pool: the source's pool viewed as the target's (`pages.view`); consumed.
-          shipments: the rounds. Memory may only be unpacked into after its pages have been packed.
+          shipments: the rounds in order. Pages may be unpacked only where the old ones are packed.
 
         Returns:
           The pool, and the bytes sent.

@@ -1,6 +1,6 @@
 """The functions that run on the devices during generation, before compilation.
 
-Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
+Each is written for one device's shard and wrapped in `shard_map`. So every collective in the
 compiled program is written here or in the model. A decode step has two all-reduces per layer, one
 for the embedding, and one all-gather of the logits. Every `check_every` steps, a maximum over the
 replicas finds how many rows run in the fullest one, and whether any lacks pages.
