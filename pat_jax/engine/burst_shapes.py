@@ -58,7 +58,7 @@ class BurstShapes:
 
     def has_drafts(self, split: Split, plan: Plan) -> bool:
         """Returns whether a program for the plan's number of draft tokens is compiled. If not, sets
-        `lacked` to its shape and the seconds that drafts would save."""
+        `lacked` to the program's shape and the seconds that drafts would save."""
         if self.by_need is None or plan.predicted is None:
             return True
         shape, steps = self.next(split, plan.num_draft_tokens)
@@ -68,8 +68,8 @@ class BurstShapes:
         return False
 
     def charge(self, split: Split, ran: BurstResult) -> None:
-        """Counts the time that a burst lost to missing programs, taking its time as proportional to
-        its rows."""
+        """Counts the time that a burst lost because programs are not compiled. The time of a burst
+        is taken as proportional to its rows."""
         if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)

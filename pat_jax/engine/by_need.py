@@ -64,7 +64,7 @@ class ByNeed:
         """Adds `seconds`, the estimated time that a burst would have saved in `shape`, to the rent
         of `shape`.
 
-        Starts to compile `shape` once the rent reaches the price.
+        Starts to compile `shape` once the rent reaches the time that compiling takes.
         """
         if self.has(shape):
             return

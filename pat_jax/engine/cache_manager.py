@@ -202,7 +202,7 @@ class CacheManager:
 
         Args:
           replica: int[running], the new replica of each sequence.
-          is_left: bool[running], whether each sequence left its pages behind, as `leave` returned.
+          is_left: bool[running], sequences without pages, by the results of `leave` and `settle`.
 
         Returns:
           The prefill to run, and bool[running], the sequences that wait.
@@ -269,8 +269,7 @@ class CacheManager:
         return replica, PageMoves.joined(moves)
 
     def check_integrity(self) -> None:
-        """Checks the accounts; call it only when no burst is running. Raises AssertionError if
-        rows, pages and the queue contradict each other."""
+        """Raises AssertionError if rows, pages and queue disagree. No burst may be running."""
         self.table.check_integrity()
         self.tables.check_integrity()
         assert sorted(self._queue) == self.table.waiting.tolist(), "the queue is those that wait"

@@ -230,8 +230,7 @@ class BlockTables:
         self.pages[held, :most] = number[self.replica[held][:, None], self.pages[held, :most]]
 
     def check_integrity(self) -> None:
-        """Checks the accounts; call it only when no burst is running. Raises AssertionError if
-        pools and tables contradict each other."""
+        """Raises AssertionError if pools and tables disagree. No burst may be running."""
         is_running = np.zeros(len(self.table), bool)
         is_running[self.table.running] = True
         assert not self.count[~is_running].any(), "a sequence that is not running holds pages"
@@ -253,6 +252,5 @@ class BlockTables:
 
 
 def turns(counts: np.ndarray) -> np.ndarray:
-    """Returns the numbers 0 … count - 1 of each count, concatenated: [2, 3] gives [0, 1, 0, 1,
-    2]."""
+    """Returns 0 … count - 1 for each count, concatenated: [2, 3] gives [0, 1, 0, 1, 2]."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -255,8 +255,7 @@ class PageAllocator:
         return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
-        """Checks the pool's accounts. Raises AssertionError if the pool's accounts differ from
-        `holders` or contradict each other.
+        """Raises AssertionError if the pool's accounts differ from `holders` or disagree.
 
         Args:
           holders: int[pages], how many sequences hold each page.

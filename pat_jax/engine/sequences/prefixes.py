@@ -90,8 +90,7 @@ class Prefixes:
                 yield page, before
 
     def check_integrity(self, blank: np.ndarray) -> None:
-        """Checks the accounts. Raises AssertionError if the accounts contradict each other, or a
-        blank page can be found.
+        """Raises AssertionError if the index contradicts itself, or a blank page is in it.
 
         Args:
           blank: int[pages], pages without useful content.

@@ -138,8 +138,7 @@ class Responses(Contents):
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """Returns which tokens occur in each row, as bits (`Seen`); nothing for rows without a
-        penalty."""
+        """Returns which tokens occur in each row, as bits (`Seen`), for rows with a penalty."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:

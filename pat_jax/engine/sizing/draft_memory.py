@@ -16,9 +16,9 @@ from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 
-# Float32 arrays of the size of a line's logits that sampling holds at a time in compiled programs:
-# 5 on a CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, 3
-# and 7 draft tokens).
+# Float32 arrays, each as large as all logits of a step, that sampling holds at a time in compiled
+# programs: 5 on a CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3,
+# 32 rows, 3 and 7 draft tokens).
 LOGITS = 6
 FLOAT = 4  # bytes
 SCORES = 2  # float32 arrays of attention scores held at a time, if no kernel computes attention

@@ -49,7 +49,7 @@ class Warmup:
           known: times measured before; programs with a known time run untimed.
           recheck: measure known times once again, and rescale them if they have changed. On a CPU
             with few measured programs, only bursts of fewest rows in the first known layout are
-            measured again; all times are rescaled like theirs.
+            measured again; they stand for all bursts.
           runs: timed runs of each program after its first; fewer once they have taken a second.
           progress: called with the numbers of programs that have run and of all programs.
         """

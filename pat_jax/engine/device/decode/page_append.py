@@ -1,7 +1,7 @@
-"""Pages for the tokens of a burst, which rows take on the devices from a reserve of the host's.
+"""During a burst, rows take pages for new tokens from a reserve, on the devices.
 
-So a row holds pages for its next few tokens, not for a whole burst that it may not finish. These
-are functions of one replica's arrays; `page_reserve.py` fills the reserve.
+So a row holds pages for its next few tokens, not for a whole burst that it may not finish. The host
+fills the reserve (`page_reserve.py`). These are functions of one replica's arrays.
 """
 
 import jax.numpy as jnp

@@ -98,7 +98,7 @@ class DraftFeed:
         return ()
 
     def prepare(self, shape: Shape) -> None:
-        """Called before each burst that is not dispatched behind another."""
+        """Prepares the next burst. Called for each burst that is not dispatched behind another."""
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
         """Returns the drafter's state for a burst.
@@ -125,8 +125,8 @@ class Drafter(ABC):
 
     @property
     def come_from(self) -> str:
-        """A description of the drafter for people; drafters whose steps take the same time have the
-        same one."""
+        """A description of the drafter for people. It is equal for drafters whose steps take the
+        same time."""
         return self.drafts.come_from(self.policy and self.policy.config)
 
     @abstractmethod
@@ -137,8 +137,8 @@ class Drafter(ABC):
     def catch_up(
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Any, Counts]:
-        """Returns the drafter's state and the counts after a step. `moving` is the state before the
-        step."""
+        """Returns the drafter's state and the counts of drafts after a step. `moving` is the state
+        before the step."""
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Any:
         """Returns shapes of the drafter's weights on the devices; None if it has none."""

@@ -1,4 +1,4 @@
-"""Early exit: the policy's first layers propose drafts, with an exit head that a run trains."""
+"""Early exit: the policy's first layers propose drafts, by an exit head that the run trains."""
 
 from dataclasses import dataclass
 

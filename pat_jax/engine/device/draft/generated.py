@@ -1,4 +1,4 @@
-"""Drafts that a model generates: the common part of early exit and a draft model.
+"""Drafts that a model generates: what early exit and a draft model have in common.
 
 A generated draft costs one forward pass of the model per token. Each token is sampled with the
 noise of its position, which the policy uses, too: the closer the two distributions are, the more

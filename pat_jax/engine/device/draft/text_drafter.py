@@ -1,4 +1,4 @@
-"""The drafter of n-gram drafts, copied from a row's own text and others that the host lays out."""
+"""The drafter of n-gram drafts, which copies them from a row's own text and other responses."""
 
 from dataclasses import dataclass
 from typing import Any

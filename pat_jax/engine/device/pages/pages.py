@@ -72,7 +72,7 @@ class Exchange:
         return self.num_heads + 2 * self.members.shape[1]
 
     def arrived(self, step: Round) -> int:
-        """Returns the page parts that a device receives per page of a round."""
+        """Returns the page parts that a device holds per page of a round until it is unpacked."""
         if not self.is_up:
             return self.num_heads
         return self.members.shape[1] if step.replica == ALL else 1
@@ -234,7 +234,7 @@ def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
 def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
     """Returns the program that packs the source's pages `pages[i]` of each replica into a buffer.
 
-    `view` has to be called before: the program takes a pool of the target."""
+    The program takes a pool of the target, as `view` returns it."""
 
     def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
         seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]
