@@ -170,7 +170,7 @@ class CacheManager:
         return PageMoves.joined(moves), is_left
 
     def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
-        """Records where moved pages really arrived.
+        """Records where the moved pages arrived on the devices.
 
         Args:
           new_page: int[moves], the page in which each move arrived; NULL_PAGE if it found no room.

@@ -47,7 +47,7 @@ class Digest(NamedTuple):
 
 
 class DeviceExecutor(Executor):
-    """Runs programs of one layout at a time: the layout of the weights."""
+    """Executes the scheduler's orders on devices, in one layout at a time: that of the weights."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class DevicePool:
-    """The page pools, in one layout at a time. Methods only dispatch programs; `settle` waits."""
+    """The pools of all replicas, in one layout at a time. Methods dispatch; `settle` waits."""
 
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout

@@ -255,7 +255,7 @@ class PageAllocator:
         return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
-        """Raises AssertionError if the pool's accounts differ from `holders` or disagree.
+        """Raises AssertionError if the accounts differ from `holders` or contradict each other.
 
         Args:
           holders: int[pages], how many sequences hold each page.

@@ -39,8 +39,8 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
 def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
     """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
 
-    The kept layout with most other memory in use limits the pools of all of them. So a layout that
-    cannot hold the prompts of a rollout is left out if another can.
+    Pools are equally large in all kept layouts, as large as the one with most other memory in use
+    allows. So a layout that cannot hold the prompts of a rollout is left out if another can.
 
     Args:
       memory: the memory that each layout takes if it is the only one, see `memory_alone`.

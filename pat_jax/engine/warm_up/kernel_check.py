@@ -96,10 +96,9 @@ def usable_kernels(
 def with_usable_kernels(
     layout: Layout, model: ModelConfig, *, page_size: int, dtype: jnp.dtype
 ) -> Layout:
-    """Returns `layout` with only those kernels for packed rows and experts that work on this
-    machine.
+    """Returns `layout` without those kernels for packed rows and experts that fail here.
 
-    It is `layout` itself if all of its kernels work."""
+    It is `layout` itself if none of them fails."""
     names = ("rows", "experts")
     kernels = usable_kernels([layout], model, page_size=page_size, dtype=dtype, names=names)
     return layout if kernels == layout.kernels else replace(layout, kernels=kernels)

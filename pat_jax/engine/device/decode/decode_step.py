@@ -40,7 +40,7 @@ class Moving(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The sampled tokens, one for each row or for each token of a line."""
+    """The sampled tokens: one for each row, or for each token of a line that is verified."""
 
     tokens: Int[Array, "*each"]
     logprobs: Float[Array, "*each"]
@@ -148,7 +148,7 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """Returns the caches as a step reads them for a line: tokens of all rows, concatenated.
+    """Returns the caches as a step reads them that verifies a line: the tokens of all rows.
 
     Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):
@@ -177,7 +177,7 @@ def advance(
     stopped: Bool[Array, " rows"],
     failed: Bool[Array, " rows"],
 ) -> RowState:
-    """Returns the rows after one token each.
+    """Returns the state of the rows after one more token each.
 
     Rows that are not running do not change: they are computed, but nothing reads the result. Rows
     that failed keep their position, so that no token drawn from NaN logits counts.

@@ -53,8 +53,8 @@ def draw(
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """Samples a token per row from softmax(logits / divisor), or takes the likeliest if greedy.
 
-    Both choose the block of the vocabulary first, then the token in it: the logits are read twice,
-    and no array of their size is written. argmax(log p + G) is argmax(p / E).
+    In both cases it chooses the block of the vocabulary first, then the token in it. The logits are
+    read twice, and no array of their size is written. argmax(log p + G) is argmax(p / E).
 
     Args:
       keys: see `position_keys`.

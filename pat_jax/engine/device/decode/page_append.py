@@ -14,7 +14,7 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 def lacking(
     rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
 ) -> Int[Array, " rows"]:
-    """Returns the pages that each running row lacks for `steps` tokens, or up to its end."""
+    """Returns how many pages each running row lacks for `steps` tokens, or up to its end."""
     tokens = jnp.minimum(rows.position + steps, rows.end - 1)
     missing = -(-tokens // page_size) - num_held(tables)
     return jnp.where(rows.running, jnp.maximum(missing, 0), 0)

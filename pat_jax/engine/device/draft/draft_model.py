@@ -63,7 +63,7 @@ def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """Proposes drafts with a draft model, which has its own pages."""
+    """Proposes drafts with a draft model, which has a KV cache of its own."""
 
     load_params: Load | None = None  # None if bursts are only compiled
 

@@ -1,4 +1,4 @@
-"""Chooses the drafter."""
+"""Chooses the drafter by the kind of drafts."""
 
 from pat_jax.engine.device.draft.draft_model import Load, ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter

@@ -28,7 +28,7 @@ from pat_jax.layout.layout import Layout
 
 @dataclass(frozen=True)
 class TextDrafter(Drafter):
-    """Copies what followed the longest match of each row's newest tokens."""
+    """Proposes n-gram drafts: what followed the longest match of each row's newest tokens."""
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         rows, drafting = moving.rows, moving.drafting

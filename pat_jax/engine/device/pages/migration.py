@@ -19,7 +19,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class Migration:
-    """Moves pages between two layouts."""
+    """Moves pages of the KV cache from one layout to another, in rounds."""
 
     def __init__(self, programs: ProgramTable, source: Layout, target: Layout):
         self.programs = programs
