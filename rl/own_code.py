@@ -1,7 +1,7 @@
-"""Finds what a user's own Python defines: in a module, in a file, or sent by a program.
+"""Loads a user's own Python: a module, a file, or objects that a program has pickled and sent.
 
-Knows names and files. Does not know what is asked for, a reward or a loss; imports no jax, because
-reward workers import this module.
+Knows names and files. Does not know rewards or losses. Imports no jax, because reward workers
+import this module.
 """
 
 import importlib
@@ -13,13 +13,13 @@ from types import ModuleType
 
 from pat_jax.common.errors import UserError, shown
 
-# Suffixes of files with what a program has sent, pickled by value.
+# Suffixes of files with a reward or a loss that a program has sent, pickled by value.
 SENT_REWARD, SENT_LOSS = ".reward", ".loss"
 _SENT = (SENT_REWARD, SENT_LOSS)
 
 
 def is_sent(spec: str) -> bool:
-    """Whether `spec` names what a program has sent (`run/start/sent_code.py`)."""
+    """Whether `spec` names a file that a program has sent (`run/start/sent_code.py`)."""
     return source_of(spec).endswith(_SENT)
 
 
@@ -71,7 +71,7 @@ def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
 
 
 def _unpickled(path: Path) -> ModuleType:
-    """Returns a module with what a program has pickled by value."""
+    """Returns a module with the objects that a program has pickled by value."""
     module = ModuleType(path.stem)
     vars(module).update(pickle.loads(path.read_bytes()))
     return module

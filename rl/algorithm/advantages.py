@@ -18,7 +18,8 @@ _EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
-    """Whether a group's rewards differ by more than rounding, so that the policy learns from it.
+    """Whether each group's rewards differ by more than rounding, so that the policy can learn from
+    them.
 
     NaN counts as no reward.
     """
@@ -36,15 +37,15 @@ def group_advantages(
     baseline: Baseline = "group",
     lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
-    """Returns how much better each response is than a baseline b of the responses to its prompt.
-    They are float32 in the shape of `rewards`, NaN where there is no reward.
+    """Returns each response's advantage A over a baseline b that all responses to its prompt give.
+    Advantages are float32 in the shape of `rewards`, NaN where there is no reward.
 
         A = r - b                     scale = "none" (Dr. GRPO)
         A = (r - b) / (σ + ε)         σ of the group's rewards: "group" (GRPO); of all: "batch"
 
-    The standard deviation is the sample's (n - 1), as in common implementations; the paper does not
-    say which. A group of one response, or of rewards equal up to rounding, gives exactly 0 with
-    every baseline but "none".
+    The standard deviation has the divisor n - 1, as in common implementations; the paper does not
+    name its divisor. A group of one response, or of rewards equal up to rounding, gives exactly 0
+    with every baseline but "none".
 
     Args:
       rewards: one row for each prompt, one column for each of its responses. NaN: the response has
@@ -70,7 +71,7 @@ def group_advantages(
 def _baseline(
     known: np.ndarray, is_scored: np.ndarray, baseline: Baseline, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """Returns b for each response; `known` is 0 where there is no reward.
+    """Returns the baseline b of each response. `known` has the rewards r, 0 where there is none.
 
         b = mean(r)                               "group" (GRPO)
         b = mean of the others' r                 "leave_one_out" (RLOO)
@@ -112,7 +113,7 @@ class AdvantageEstimator:
     """Turns rewards into the advantage of each token.
 
     Args:
-      whiten: whether advantages are then centred and scaled over all tokens of the batch.
+      whiten: whether advantages are at the end centred and scaled over all tokens of the batch.
       beta: reduction of the reward per nat of KL to the reference policy.
 
     With a baseline, the KL of all tokens of a response is subtracted from its reward first. Without

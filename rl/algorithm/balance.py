@@ -14,7 +14,7 @@ from jaxtyping import Array
 # Names of sums over the real tokens of a micro-batch.
 TOKENS = "routed_tokens"  # number of tokens, float32[]
 LOAD = "router_load"  # tokens with the expert among their k likeliest, float32[layers, experts]
-PROBABILITY = "router_probability"  # the expert's probability, float32[layers, experts]
+PROBABILITY = "router_probability"  # sum of the expert's probabilities, float32[layers, experts]
 ENTROPY = "router_entropy_sum"  # entropy of the router's distribution, nats, float32[layers]
 
 
@@ -25,7 +25,7 @@ def zero_sums(layers: int, experts: int) -> dict[str, Array]:
 
 
 def switch_loss(sums: Mapping[str, Any]) -> Any:
-    """Returns how unevenly tokens are distributed: k if evenly, num_experts at worst.
+    """Returns the load-balancing loss: k if tokens are spread evenly, num_experts at worst.
 
         f_e = LOAD_e / TOKENS,  P_e = PROBABILITY_e / TOKENS
         loss = mean over layers of num_experts * Σ_e f_e * P_e
@@ -45,7 +45,8 @@ def switch_loss(sums: Mapping[str, Any]) -> Any:
 
 
 def summary(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns metrics over all tokens of some optimizer steps, on the host; NaN without tokens."""
+    """Returns router metrics over the tokens of optimizer steps, on the host; NaN without
+    tokens."""
     names = TOKENS, LOAD, PROBABILITY, ENTROPY
     sums = {name: np.sum([step[name] for step in steps], axis=0, dtype=float) for name in names}
     load, tokens = sums[LOAD], float(sums[TOKENS])

@@ -13,9 +13,8 @@ from pat_jax.rl.algorithm.whitening import whitened
 class CriticEstimator:
     """Turns the reward of each response into advantages and returns of its tokens.
 
-    The reward of a token is -β kl, and at the last token of a response its score on top.
-    Generalized advantage estimation follows (`gae.gae`). Advantages are whitened after the returns
-    are known.
+    The reward of a token is -β kl. The score of a response is added at its last token. Generalized
+    advantage estimation follows (`gae.gae`). Advantages are whitened after the returns are known.
 
     Args:
       gamma, lam: γ and λ.
@@ -39,7 +38,7 @@ class CriticEstimator:
         """
         Args:
           scores: reward of each response; NaN: it has none.
-          kl: for each response an estimate in nats at each of its tokens.
+          kl: for each response, the KL to the reference in nats, estimated at each of its tokens.
           values: for each response the critic's value before each of its tokens.
 
         Returns:

@@ -27,7 +27,8 @@ def distill_advantages(
     the discount is 0.
 
     Args:
-      old_logprobs: by response, in nats, under the policy before this batch's first update.
+      old_logprobs: for each response, log-probabilities of its tokens in nats, under the policy
+        before this batch's first update.
       teacher_logprobs: of the same tokens, under the teacher.
 
     Reference: Lu and Thinking Machines Lab 2025,

@@ -14,7 +14,7 @@ from pat_jax.rl.algorithm.pair_loss import sum_by_pair
 
 @dataclass(frozen=True)
 class DPOLoss(Loss):
-    """The negative log-likelihood that the chosen response wins, by the policy's own rewards.
+    """The negative log-likelihood that the chosen response wins, with rewards β log(π / π_ref).
 
         h    = (log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r))
         loss = Σ weights * (-(1 - ε) log σ(β h) - ε log σ(-β h))

@@ -1,7 +1,7 @@
 """Rewards of tokens and generalized advantage estimation, for policies with a critic.
 
-Knows rewards, KL and values. Does not know models. Runs on the host; arrays are by response, as in
-`TrainBatch.by_response`.
+Knows rewards, KL and values. Does not know models. Runs on the host, with one array for each
+response, as `TrainBatch.by_response` returns them.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logprobs: AnyArray, other_logprobs: AnyArray) -> AnyArray:
-    """log(p / q) in nats, clamped to ±20: exp of it and its gradient stay finite."""
+    """log(p / q) in nats, clamped to ±20 so that its exponential and the gradient stay finite."""
     return _module(logprobs).clip(logprobs - other_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -51,7 +51,7 @@ def estimate_kl(
 
 
 def kl_weight(ratio: Array, estimator: Estimator) -> Array:
-    """The weight with which an estimate has the gradient of KL(p || q), as a mean over tokens.
+    """Returns the factor that gives an estimate's mean over tokens the gradient of KL(p || q).
 
         k1, k3: ρ                    k2: ρ without its gradient
 

@@ -6,7 +6,7 @@ Knows numbers. Does not know how a KL is estimated (`kl.py`).
 import math
 from dataclasses import dataclass, replace
 
-_LARGEST_ERROR = 0.2  # share of the target; one iteration changes β by at most n / horizon of it
+_LARGEST_ERROR = 0.2  # limit of |e|: one iteration multiplies β by at most 1 ± 0.2 n / horizon
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def token_logprobs(
     Args:
       hidden: the last hidden states; position t predicts `targets[:, t]`.
       targets: token ids, each below `vocab_size`.
-      logits_fn: the head, applied to a chunk of positions; any float type.
+      logits_fn: the output head. It gives logits of any float type for a chunk of hidden states.
       vocab_size: the real vocabulary; logits beyond it are padding and get probability 0.
       temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
       chunk: most positions in one chunk.
@@ -101,7 +101,7 @@ def _in_chunks(function: Callable, most: int, arrays: Any) -> Any:
 def _log_softmax(
     logits: Float[Array, "rows chunk vocab"], vocab_size: int, temperature: float
 ) -> tuple[Float[Array, "rows chunk vocab"], Float[Array, "rows chunk"]]:
-    """Returns the logits over the temperature less their largest, and log Σ exp of that."""
+    """Returns logits / temperature minus their maximum, and log Σ exp of the difference."""
     logits = logits.astype(jnp.float32) / temperature
     if logits.shape[-1] > vocab_size:
         ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)

@@ -1,9 +1,8 @@
 """The interface of losses. Knows predictions and weights, not models, tokens or batches.
 
-Per-token arrays are [rows, length]; position t belongs to the target, the token after position t.
-Every loss is a plain sum over tokens times `weights`, which are computed once for a whole
-mini-batch (`batches.py`). So the gradients of its micro-batches add up to exactly the mini-batch's
-gradient.
+Per-token arrays are [rows, length]. Position t describes its target, the token at t + 1. Every loss
+is a plain sum over tokens times `weights`, which are computed once for a whole mini-batch
+(`batches.py`). So the gradients of its micro-batches add up to exactly the mini-batch's gradient.
 """
 
 import math
@@ -23,7 +22,7 @@ Responses = Int[Array, "rows length"]  # the number of a token's response in its
 Columns = Mapping[str, PerToken]
 # What models predict at each token, by the kind of their head.
 LOGPROBS, ENTROPY, VALUES = "logprobs", "entropy", "values"
-TEACHER_KL = "teacher_kl"  # of a vocabulary head, where the loss reads a teacher's tokens
+TEACHER_KL = "teacher_kl"  # by a vocabulary head, too, if the loss reads a teacher's tokens
 PREDICTED = {"vocab": (LOGPROBS, ENTROPY), "scalar": (VALUES,)}
 # Sums by name: of each metric, of the weights ("weight"), and of routers (`balance.py`).
 Sums = dict[str, Float[Array, "..."]]
@@ -97,7 +96,7 @@ class Loss(ABC):
 
     @property
     def teacher_top_k(self) -> int:
-        """How many of a teacher's likeliest tokens it reads at each position (`TopTokens`)."""
+        """How many `TopTokens` of a teacher the loss reads at each position."""
         return 0
 
     @property
@@ -122,8 +121,8 @@ class Loss(ABC):
         missing.
 
         Args:
-          predicted: what the model being updated predicts: of a vocabulary head `logprobs`, log
-            π(token), and `entropy`, of its next-token distribution, both in nats; of a scalar head
+          predicted: predictions of the model being updated. A vocabulary head gives `logprobs`, log
+            π(token), and `entropy` of the next-token distribution, in nats. A scalar head gives
             `values`.
           columns: at least those in `needs`; none has a gradient.
           weights: weight of each token, 0 if it is not in the loss. All zeros give 0, not NaN.
@@ -177,7 +176,7 @@ class Loss(ABC):
         return self.reported(found)
 
     def reported(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics to report from those of `metrics`, over all optimizer steps.
+        """Returns the metrics to report, given the `metrics` over all optimizer steps.
 
         They are the same unless a loss computes some from others, such as a variance from means."""
         return dict(metrics)

@@ -11,11 +11,11 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-_SEED = 0x5EED  # of the rounding; a resumed run goes on with its count
+_SEED = 0x5EED  # of the rounding's random draws; each update folds its number in
 
 
 class KeptState(NamedTuple):
-    inner: optax.OptState  # with its float32 arrays in bfloat16
+    inner: optax.OptState  # state of the wrapped optimizer, its float32 arrays cast to bfloat16
     count: Int[Array, ""]  # number of updates; it seeds the rounding of each
 
 

@@ -34,14 +34,14 @@ class ModelFunctions:
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
     # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
     logits: Callable[[Any, Array], Array]
-    # The part of the parameters that `logits` is given.
+    # Returns the part of the parameters that `logits` takes.
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., Any] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
     routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
     is_scalar: bool = False  # whether the head gives one number at each token
-    # For the rows of one FSDP group; None: there is one.
+    # The same functions for the rows of one FSDP group; None: there is only one group.
     of_one_group: "ModelFunctions | None" = None
 
 
@@ -127,6 +127,6 @@ class Predictor:
         return self.model.by_rows(of_rows, self.model.head(params), hidden, targets, teacher)
 
     def _how(self, hidden: Array, temperature: float) -> dict[str, Any]:
-        """How the logits of a shard of rows are computed."""
+        """Returns keyword arguments of `token_logprobs` for a shard of rows."""
         chunk = max(1, self.logit_tokens // hidden.shape[0])
         return {"vocab_size": self.vocab_size, "temperature": temperature, "chunk": chunk}

@@ -1,8 +1,8 @@
 """Preference pairs in packed rows, and how well rewards agree with them, on the host.
 
-The two texts of a pair lie behind each other in one row, where a loss finds both (`pair_loss.py`).
-Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows pairs, positions and
-rewards. Does not know files or models.
+The two texts of a pair stand one after the other in a row, where a loss finds both
+(`pair_loss.py`). Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows
+pairs, positions and rewards. Does not know files or models.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def agreement(
 
     Args:
       rewards: of the chosen and the rejected text of each pair.
-      margins: by how much the chosen one's is to be the larger.
+      margins: by how much the chosen text's reward should exceed the rejected one's.
       label_smoothing: ε.
 
     Returns:

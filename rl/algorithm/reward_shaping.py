@@ -1,4 +1,4 @@
-"""What is done to a batch's rewards before advantages: scaled, clipped, reduced without an end.
+"""Normalises, clips and penalises a batch's rewards before advantages are computed from them.
 
 Runs on the host. Whitening of token rewards is `whitening.whitened` with `shift_mean=False`.
 """
@@ -62,7 +62,7 @@ def shaped_rewards(
     Args:
       rewards: of each response; NaN: it has none, and stays NaN.
       has_end: whether the response ends with an end-of-sequence token.
-      moments: of the rewards so far, these among them; None: they are not normalised.
+      moments: of all rewards of the run so far, these included; None: they are not normalised.
       clip: lowest and highest reward; None: they are not clipped.
       missing_eos_penalty: subtracted from the reward of a response that does not end.
 

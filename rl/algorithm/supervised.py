@@ -36,8 +36,8 @@ class CrossEntropy(Loss):
 
 
 def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:
-    """Packs examples into one mini-batch (`pack_texts`). Each token in the loss weighs
-    1 / (tokens in the loss); there must be some."""
+    """Packs examples into one mini-batch (`pack_texts`). Each token in the loss weighs 1 / (tokens
+    in the loss), of which there must be at least one."""
     weight = 1 / num_learned(examples)
     alone = [[example] for example in examples]
     return pack_texts(alone, micro_shapes, at="target", weigh=lambda _: weight)

@@ -1,12 +1,13 @@
-"""On-policy distillation over the teacher's likeliest tokens at each position, all others as one.
+"""On-policy distillation over the teacher's k likeliest tokens; all others are one outcome: the
+tail.
 
 Knows log-probabilities over a vocabulary, of policy and teacher. Does not know the models, nor how
 their arrays are sharded.
 
-The tokens are the teacher's, as in https://arxiv.org/abs/2608.14728: one pass of the teacher gives
-them. TRL takes the policy's for the reverse KL, which would need a pass of the policy before it.
-With the tail either choice is the exact KL of two distributions over k + 1 outcomes. Without it, a
-policy that moves its probability to other tokens lowers the loss.
+The teacher chooses the k tokens, as in https://arxiv.org/abs/2608.14728: one pass of the teacher
+gives them. For the reverse KL, TRL takes the policy's k likeliest, which needs a pass of the policy
+first. With the tail either choice is the exact KL of two distributions over k + 1 outcomes. Without
+it, a policy that moves its probability to other tokens lowers the loss.
 """
 
 import math
@@ -18,8 +19,8 @@ from jaxtyping import Array, Float, Int
 from pat_jax.rl.algorithm.kl import log_ratio
 from pat_jax.rl.batches.train_batch import TopTokens
 
-_BLOCKS = 128  # at most, of the vocabulary; a power of 2, as the number of its shards mostly is
-_LEAST = 1e-30  # a smaller probability of all other tokens has this logarithm
+_BLOCKS = 128  # most blocks of the vocabulary; a power of 2, as the number of its shards mostly is
+_LEAST = 1e-30  # lower bound of the tail's probability before its logarithm is taken
 
 
 def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:
@@ -34,7 +35,7 @@ def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:
 def top_k_reverse_kl(
     logprobs: Float[Array, "*position vocab"], teacher: TopTokens
 ) -> Float[Array, "*position"]:
-    """Returns KL(policy || teacher) in nats, with all tokens except the teacher's k as one.
+    """Returns KL(policy || teacher) in nats, with all tokens except the teacher's k as one outcome.
 
         Σ_i p_i log(p_i / q_i) + p_tail log(p_tail / q_tail)
 
@@ -43,7 +44,7 @@ def top_k_reverse_kl(
     proportions of the other tokens, or if there are none. Log-ratios are clamped to ±20.
 
     Args:
-      logprobs: the policy's, of the whole vocabulary. They have the gradient.
+      logprobs: the policy's log-probabilities over the whole vocabulary. They have the gradient.
       teacher: its ids may exceed the policy's vocabulary, which gives such tokens no probability.
 
     Reference: Agarwal et al. 2023, https://arxiv.org/abs/2306.13649, section 2 (reverse KL);

@@ -20,7 +20,7 @@ from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
 from pat_jax.rl.batches.train_batch import SCALE, MicroBatch
 
-_SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
+_SEED = 0xB16  # for rounding weights; moments have another seed, so that their draws differ
 
 
 @pytree_dataclass
@@ -62,8 +62,8 @@ class Update:
         return (*self.loss.needs, SCALE) if is_scaled else self.loss.needs
 
     def read(self, micro: MicroBatch) -> MicroBatch:
-        """Returns the micro-batch with what an update reads. Raises ValueError if a column is
-        missing."""
+        """Returns the micro-batch with no other columns than an update reads. Raises ValueError if
+        one of them is missing."""
         own = {SCALE: micro.columns[SCALE]} if SCALE in self.needs else {}
         teacher = micro.teacher if self.loss.teacher_top_k else None
         return replace(micro, columns=self.loss.read(micro.columns) | own, teacher=teacher)

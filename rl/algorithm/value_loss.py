@@ -13,7 +13,7 @@ from pat_jax.rl.algorithm.losses import PREDICTED, VALUES, Columns, Loss, Reduct
 
 # Means from which the explained variance is computed.
 _MOMENTS = ("return_mean", "return_square", "error_mean", "error_square")
-_ROUNDING = 1e-6  # share of the mean square that float32 sums cannot tell from a variance
+_ROUNDING = 1e-6  # a variance below this share of the mean square is rounding error of float32 sums
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class Example:
 
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
-    behavior_logprobs: np.ndarray  # float[n], nats, the rollout's: `policy_logprobs`
-    sampled_logprobs: np.ndarray  # float[n], nats, under the distribution that sampled: `logprobs`
-    advantage: np.ndarray  # float[n], one for each token, or float[], the same for all
+    behavior_logprobs: np.ndarray  # float[n], nats: `Rollout.policy_logprobs`
+    sampled_logprobs: np.ndarray  # float[n], nats: `Rollout.logprobs`
+    advantage: np.ndarray  # float[n], of each token, or float[], the same for all tokens
     in_loss: bool  # False: the tokens have weight 0
     # int16[tokens - 1, layers, k], see `Rollout`.
     routed_experts: np.ndarray | None = None
@@ -195,8 +195,8 @@ def pack(
 
 
 def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
-    """Returns each example's prefix that it can share: its prompt without the last token, which
-    predicts the response's first."""
+    """Returns the prefix that each example can share with its group: the prompt without its last
+    token. That token predicts the first one of the response."""
     return [
         Prefix(number, len(example.prompt) - 1)
         for number, examples in enumerate(groups)
@@ -205,7 +205,7 @@ def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
 
 
 def read_prefixes(rollouts: Sequence[Rollout]) -> list[Prefix]:
-    """Returns the part of its prompt that each response can share with others to it."""
+    """Returns the part of its prompt that each response can share with its siblings."""
     return [Prefix(one.prompt.id, len(one.prompt.tokens) - 1) for one in rollouts]
 
 

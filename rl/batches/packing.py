@@ -17,18 +17,18 @@ Shape = tuple[int, int]  # rows, length
 # Fixed cost of a micro-batch (adding up its gradients, gathering split parameters), as a share of
 # the largest one's tokens.
 PASS_COST = 1 / 32
-# Tokens of full micro-batches, as a share of their size. Of 0.4 to 0.8 the best for gradients beside
-# rollouts, in replays of PPO on 8 to 32 H100.
+# Micro-batches are full from this share of real tokens on. Of 0.4 to 0.8 it was the best in replays
+# of PPO on 8 to 32 H100 that compute gradients during the rollout.
 FULL = 0.8
 MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the largest
-MOST_OF_LONGER = 0.75  # longest that a shorter bucket may be, relative to a longer one
+MOST_OF_LONGER = 0.75  # largest ratio of a shorter bucket's length to that of the next one used
 
 
 class Prefix(NamedTuple):
     """The first tokens of an example, which other examples share."""
 
     of: int  # number of the prefix, equal for the examples that share it
-    length: int  # tokens, fewer than each of these examples has
+    length: int  # number of its tokens; each of these examples has more
 
 
 class Spot(NamedTuple):
@@ -36,9 +36,9 @@ class Spot(NamedTuple):
 
     micro: int  # index of the micro-batch
     row: int
-    start: int  # position in the row of the first token that it does not share with an earlier one
+    start: int  # position in the row of the example's first token that is not there already
     number: int  # number among the row's examples, from 1
-    shared: int = 0  # number of its first tokens that are in the row already
+    shared: int = 0  # number of the example's first tokens that are in the row already
 
 
 class Packing(NamedTuple):
@@ -94,9 +94,9 @@ def pack_rows(
     """Places every example once, with little padding. Raises ValueError if an example is longer
     than every row.
 
-    Full micro-batches of the largest shape come first, each row filled with what fits. The rest
-    goes into the smallest shape that holds it, or into a full smaller one and others if these have
-    fewer tokens together.
+    Full micro-batches of the largest shape come first, each row filled with the examples that fit.
+    The remaining examples go into one micro-batch of the smallest shape that holds them. They go
+    into several smaller ones instead if these have fewer tokens together.
 
     An example goes to the first row that has its prefix and room for its own tokens, else to the
     first with room for all of it. So several rows may hold the same prefix. Three ways are tried:
@@ -122,8 +122,8 @@ def pack_rows(
 
 
 def fills(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> bool:
-    """Returns whether it is time to compute with examples, and not to wait for others: their
-    micro-batches have little padding, or one of the largest shape has room for none of the others.
+    """Returns whether examples are enough to compute with, so that waiting for more saves no
+    padding: their micro-batches have little of it, or one of the largest shape is full.
 
     The arguments are those of `pack_rows`.
     """
@@ -147,7 +147,7 @@ def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) ->
     return batches
 
 
-Filled = tuple[Shape, dict[int, Spot]]  # a micro-batch and what is in it
+Filled = tuple[Shape, dict[int, Spot]]  # a micro-batch, and the spot of each of its examples
 
 
 class _Example(NamedTuple):
@@ -183,7 +183,7 @@ def _ways(
 def _micro_batches(
     rest: Sequence[int], examples: Sequence[_Example], micro_shapes: Sequence[Shape]
 ) -> tuple[float, list[Filled]]:
-    """Packs examples in this order; returns the cost in tokens, and the micro-batches."""
+    """Packs the examples `rest` in order; returns the cost in tokens, and the micro-batches."""
     full: list[Filled] = []
     each = PASS_COST * np.prod(micro_shapes[-1])
     cost = 0.0

@@ -18,14 +18,15 @@ from pat_jax.rl.batches.packing import Shape
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 
-NOT_RECORDED = -1  # instead of an expert
+NOT_RECORDED = -1  # stands for an expert that is not recorded
 
 
 # The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
 
-# With the aggregation "constant": 1 / (sum of the mini-batch's weights), which is 1 with the others.
+# The column of 1 / (sum of the mini-batch's weights), for the aggregation "constant". The other
+# aggregations need none: their sum is 1.
 SCALE = "weight_scale"
 
 
@@ -48,12 +49,12 @@ class MicroBatch:
     positions: Int[AnyArray, "rows length"]
     # Number of the response in its row that the target belongs to, from 1; 0: none.
     responses: Int[AnyArray, "rows length"]
-    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
-    columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
+    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss, or 0
+    columns: dict[str, Float[AnyArray, "rows length"]]  # inputs of a loss for the target
     # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None: the model
     # has no experts, or nothing is recorded.
     routes: Int16[AnyArray, "rows length layers k"] | None = None
-    teacher: TopTokens | None = None  # what a teacher finds likeliest; None: the loss reads no such
+    teacher: TopTokens | None = None  # a teacher's likeliest tokens; None: the loss reads none
 
     @property
     def mask(self) -> Bool[AnyArray, "rows length"]:
@@ -73,7 +74,8 @@ class TrainBatch:
 
     @property
     def shared(self) -> Int[np.ndarray, " responses"]:
-        """For each response, how many tokens of its prompt it shares with an earlier one."""
+        """For each response, how many of its prompt's tokens an earlier one has put into the
+        row."""
         return np.array([at.shared for at in self.places], np.int64)
 
     def on_host(self) -> "TrainBatch":

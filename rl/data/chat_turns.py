@@ -14,8 +14,8 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokeniz
 
 # Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
-# Keys of a message by which a turn of the assistant is learned, 1, or not, 0: OpenAI's, axolotl's,
-# ms-swift's. With other values, such as a recorded loss, they are keys like any other.
+# Keys of an assistant's message that tell whether the turn is learned, 1, or not, 0 (OpenAI,
+# axolotl, ms-swift). With other values, such as a recorded loss, they have no such meaning.
 LEARNED_KEYS = ("weight", "train", "training", "loss")
 
 Encode = Callable[[str], list[int]]
@@ -47,10 +47,10 @@ def mark_turns(
     *,
     only: bool = True,
 ) -> Marked:
-    """Renders a chat up to the end of the assistant's last message, and marks its turns, without
-    those that are not to be learned (`LEARNED_KEYS`). Raises ChatTemplateError if the template
-    fails, leaves out an answer, or writes messages differently once others follow, so that turns
-    cannot be told apart.
+    """Renders a chat up to the end of the assistant's last message, and marks the assistant's
+    turns, except those that are not to be learned (`LEARNED_KEYS`). Raises ChatTemplateError if the
+    template fails, leaves out an answer, or writes messages differently once others follow, so that
+    turns cannot be told apart.
 
     A turn is the policy's answer to the messages before it. It reaches from the end of the
     template's generation prompt to the first token of `eos_ids`, that token included. If the
@@ -78,7 +78,7 @@ def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
 def unread_keys(
     tokenizer: HuggingFaceTokenizer, variables: Mapping[str, Any], chat: Sequence[ChatMessage]
 ) -> set[str]:
-    """Returns names for the keys of messages without which the text of the chat is the same."""
+    """Returns names of the messages' keys that the chat template leaves unused."""
     given = {(key, value in (0, 1)) for message in chat for key, value in message.items()}
     keys = {key for key, tells in given if not (tells and key in LEARNED_KEYS)}
     keys -= {"role", "content"}
@@ -120,7 +120,7 @@ class _Chat:
     write: Write
     eos_texts: Sequence[str]
     messages: Sequence[ChatMessage]
-    whole: str  # as the template writes it
+    whole: str  # the chat's text, as the template writes it
 
     def pieces(self, first: int, *, learns_all: bool) -> Iterator[Piece]:
         later, done = range(first, len(self.messages)), 0

@@ -22,7 +22,7 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def present(record: Record, key: str) -> object:
-    """Returns a row's value in a column that every row must have, in whole characters."""
+    """Returns a row's value in a column. Raises BadRow if it is missing or has half a character."""
     value = lookup(record.fields, key)
     record.read.append(key if key in record.fields else key.partition(".")[0])
     if value is ABSENT:
@@ -34,7 +34,7 @@ def present(record: Record, key: str) -> object:
 
 def text_or_chat(record: Record, key: str, *, unpacks: bool = True) -> PromptText:
     """Returns a row's value in a column that must hold a text or chat messages. An object of lists
-    (a `Sequence` of `datasets`) is messages, too, and so is their JSON text, if it is unpacked."""
+    (a `Sequence` of `datasets`) counts as messages; so does their JSON text if `unpacks`."""
     value = present(record, key)
     # Only Parquet fills nulls in; elsewhere those inside are meant, such as arguments of a tool.
     plain = without_nulls(value) if record.path.suffix.lower() == ".parquet" else value

@@ -55,9 +55,9 @@ class ExampleReader:
     bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> Splits[Example] | TextRead:
-        """Reads all files, and holds out a share of the rows. The text of a prompt, a chat or a
-        text alone decides it; order and seed do not matter. Raises UserError if a file or one of
-        its rows cannot be used, or if some rows are texts and some not."""
+        """Reads all files, and holds out a share of the rows. A row's prompt, chat or plain text
+        alone decides whether it is held out, not order or seed. Raises UserError if a file or one
+        of its rows cannot be used, or if some rows are texts and some not."""
         report = RowReport(self.bad_rows)
         found = Splits[Example](self.max_length, self.option, report, self.is_truncated)
         texts = TextReader(self.tokenizer, heldout_share)
@@ -123,11 +123,11 @@ class PairReader:
 
     Args:
       max_length: most tokens of each of the two texts; pairs with a longer one are left out.
-      is_scored: whether a reward model reads the texts: each is then all that the chat template
-        writes, and its last token is in the loss. Otherwise a policy generates the responses, whose
-        tokens are in the loss.
+      is_scored: whether a reward model scores the texts. Each is then all that the chat template
+        writes, with its last token in the loss. Otherwise a policy learns the responses, and all
+        their tokens are in the loss.
       pad_id: the reward model's `pad_token_id`: as in transformers, its score is read at the last
-        token that is another one.
+        token that is not padding.
       option: name of the option that sets `max_length`, for messages.
       bad_rows: see `RowReport`.
     """
@@ -206,8 +206,8 @@ class PairReader:
 def _generated(
     tokenizer: HuggingFaceTokenizer, row: Row, response: PromptText, *, only: bool = True
 ) -> Marked:
-    """Returns the tokens of a row, and which are learned: `only` those that a policy generates, or
-    the prompt too. Raises UserError if the row is a chat and there is no chat template, and
+    """Returns the tokens of a row, and which are learned: those that a policy generates and, if not
+    `only`, the prompt's. Raises UserError if the row is a chat and there is no chat template, and
     ChatTemplateError if the template cannot render it."""
     if row.prompt is None and isinstance(response, str):
         return _whole_text(tokenizer, row, response)
@@ -222,14 +222,13 @@ def _generated(
 
 
 def _whole_text(tokenizer: HuggingFaceTokenizer, row: Row, text: str) -> Marked:
-    """Returns a whole text and its end, all of it in the loss."""
+    """Returns the tokens of a whole text and an end token, all of them in the loss."""
     tokenizer.check_template(row.variables)
     tokens = tokenizer.encode_text(text)
     return ended(Marked(tokens, [True] * len(tokens)), tokenizer.eos_ids)
 
 
 def _check_has_template(tokenizer: HuggingFaceTokenizer, where: str) -> None:
-    """Raises UserError for the chat at `where` if the tokenizer has no chat template."""
     if not tokenizer.has_chat_template:
         raise UserError(
             f"{where}, is a chat, but {tokenizer.directory} has no chat template: expected "

@@ -26,7 +26,7 @@ class Example:
         return np.arange(len(self)) if self.places is None else self.places
 
     def checksum(self, found: int = 0) -> int:
-        """Returns the CRC-32 of tokens and `in_loss`, going on from `found`."""
+        """Returns the CRC-32 of tokens and `in_loss`, continued from the CRC-32 `found`."""
         return zlib.crc32(self.in_loss.tobytes(), zlib.crc32(self.tokens.tobytes(), found))
 
 
@@ -34,21 +34,21 @@ class Example:
 class Pair:
     """Two texts that begin alike, of which one is preferred.
 
-    `in_loss` marks the tokens that a loss reads: of a reward model the last one, of a policy those
-    of the response.
+    `in_loss` marks the tokens that a loss reads: the last one for a reward model, those of the
+    response for a policy.
     """
 
     chosen: Example
     rejected: Example
-    margin: float = 0.0  # by how much the chosen text's reward is to exceed the other's
-    subset: str = ""  # of a benchmark, by name
+    margin: float = 0.0  # by how much the chosen text's reward should exceed the rejected one's
+    subset: str = ""  # name of the benchmark's subset; "": none
 
     def __len__(self) -> int:
         """The number of tokens of both."""
         return len(self.chosen) + len(self.rejected)
 
     def checksum(self, found: int = 0) -> int:
-        """Returns the CRC-32 of tokens, `in_loss` and margin, going on from `found`."""
+        """Returns the CRC-32 of tokens, `in_loss` and margin, continued from the CRC-32 `found`."""
         of_both = self.rejected.checksum(self.chosen.checksum(found))
         return zlib.crc32(np.float64(self.margin).tobytes(), of_both) if self.margin else of_both
 

@@ -1,4 +1,4 @@
-"""Packs whole texts, alone or in pairs, with the tokens of each that a loss reads."""
+"""Packs whole texts, alone or in pairs, and marks the tokens of each that a loss reads."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -18,14 +18,14 @@ def pack_texts(
     at: Literal["token", "target"],
     weigh: Callable[[Example], float],
 ) -> TrainBatch:
-    """Returns one mini-batch without columns. Its places are those of the texts in turn, each from
-    the first to the last token in the loss. Raises ValueError if a set is longer than every row.
+    """Returns one mini-batch without columns. It has a place for each text in turn, from the first
+    to the last token in the loss. Raises ValueError if a set is longer than every row.
 
     Args:
-      sets: texts that lie behind each other in one row, as many in each set.
+      sets: each has texts that stand one after the other in a row; all have equally many.
       micro_shapes: from `packing.shapes`.
-      at: where a token in the loss is read. "token": at its own position, whose hidden state has
-        seen it, as of a reward model. "target": at the position before, which predicts it.
+      at: where the model's output for a token in the loss is read. "token": at its own position, as
+        for a reward model. "target": at the position before, which predicts it.
       weigh: returns the weight of each token in the loss of a text.
     """
     sizes = [sum(map(len, each)) for each in sets]
@@ -54,6 +54,6 @@ def to_scored_batch(
     texts: Iterable[Int[np.ndarray, " _"]], micro_shapes: Sequence[Shape]
 ) -> TrainBatch:
     """Returns one mini-batch of texts, at least one token each, that a scalar head scores at their
-    last token; `TrainBatch.by_response` has what it predicts there."""
+    last token. `TrainBatch.by_response` returns the scores."""
     whole = [[Example(tokens, np.arange(len(tokens)) == len(tokens) - 1)] for tokens in texts]
     return pack_texts(whole, micro_shapes, at="token", weigh=lambda _: 0.0)

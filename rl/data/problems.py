@@ -164,7 +164,7 @@ class _Tokens:
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: ProblemRow) -> tuple[int, ...] | int | None:
-        """Returns a prompt's tokens or, if it is too long, its length, or None if unknown."""
+        """Returns a prompt's tokens; if it is too long, its length, or None if that is unknown."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
         else:

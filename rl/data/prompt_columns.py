@@ -1,4 +1,4 @@
-"""Puts a row's prompt together from the columns that belong to it, and tells it from responses.
+"""Puts a row's prompt together from the columns that belong to it, and separates it from responses.
 
     prompt, problem, question, messages, instruction, query, input    the first that a file has
     context, passage    text before a problem, question, instruction or query
@@ -49,8 +49,8 @@ def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> Promp
 
 
 def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> PromptText:
-    """Returns a prompt that begins with a system message: its own, that of another `given` prompt,
-    or the row's. As it is if there is none."""
+    """Returns a prompt that begins with a system message: its own, else that of the prompt `given`,
+    else the row's. If there is none, the prompt stays as it is."""
     first, other = (as_messages(each, "user")[0] for each in (prompt, given))
     own, text = (each["content"] if each["role"] == "system" else "" for each in (first, other))
     text = text or _text(record, _SYSTEM, within=own)
@@ -60,8 +60,8 @@ def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> P
 
 
 def without_prompt(prompt: PromptText, responses: Sequence[PromptText]) -> Sequence[PromptText]:
-    """Returns what follows the prompt in responses that all begin with a plain copy of it, else the
-    responses: an answer may begin with words of the prompt (`A` and `A good answer`)."""
+    """Takes the prompt off responses that all begin with a plain copy of it; else returns them as
+    they are. First words in common are no copy (`A` and `A good answer`)."""
     asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     chats = [as_messages(each, ASSISTANT) for each in responses]
     rests = [_rest(asked, chat[0]["content"], is_only=len(chats) == 1) for chat in chats]
@@ -83,8 +83,8 @@ def _rest(asked: str, text: str, *, is_only: bool) -> str:
 
 
 def _text(record: Record, names: Sequence[str], within: str = "") -> str:
-    """Returns the text of the first of these columns that has one (which is a part of `within`) and
-    is not read for another purpose; else ""."""
+    """Returns the text of the first of these columns that has one and is not yet read; else "". If
+    `within` is given, the text must be a part of it."""
     for name in record.unread:
         value = record.fields[name]
         if name.lower() not in names or not isinstance(value, str) or not value.strip():
@@ -98,7 +98,7 @@ def _text(record: Record, names: Sequence[str], within: str = "") -> str:
 class Split(NamedTuple):
     prompt: PromptText | None  # None: the responses are whole texts
     responses: Sequence[PromptText]  # what follows the prompt in either text
-    is_shown: bool  # whether these show what was given as the prompt
+    is_shown: bool  # whether they contain the prompt that a column gives
 
 
 def split_pair(

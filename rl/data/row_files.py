@@ -19,7 +19,7 @@ from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, template_variable
 MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
 NOTHING = (None, "", b"", [], {})  # what a row has in columns that it does not use
-_ROWS_AT_ONCE = 256  # unpacked before their size is looked at
+_ROWS_AT_ONCE = 256  # rows of Parquet unpacked before their size is checked
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Record:
     unit: str  # "line" or "row"
     number: int  # from 1: the line of a JSON-lines file, the position in the others
     fields: Mapping[str, object]
-    read: list[str] = field(default_factory=list)  # columns that something has been made of
+    read: list[str] = field(default_factory=list)  # columns whose values have been used
 
     @property
     def unread(self) -> list[str]:
-        """The other columns in which the row has a value."""
+        """The columns in which the row has a value that nothing has used yet."""
         given = (name for name, value in self.fields.items() if value not in NOTHING)
         return [name for name in given if name not in self.read]
 
@@ -59,7 +59,7 @@ class Record:
 def read_records(
     path: Path, report: RowReport | None = None, *, of: str = "problems"
 ) -> list[Record]:
-    """Returns every row of the file, at least one. `of` says in messages what rows are. Raises
+    """Returns every row of the file, at least one. `of` is the word for rows in messages. Raises
     UserError if the file cannot be read, is damaged, or has no row."""
     of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
     readers: dict[str, Callable[[Path, RowReport], Iterator[Record]]] = dict(
@@ -170,8 +170,8 @@ def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
 
 def _values(file: Any, name: str, column: Any) -> list[object]:
     """Returns a column's values as a JSON file would have them: objects for maps, text for bytes
-    that are UTF-8, and what text declared as JSON stands for. Raises ValueError, with the column's
-    name, if Python has no such value."""
+    that are UTF-8, and the parsed value of text declared as JSON. Raises ValueError, with the
+    column's name, if Python has no such value."""
     import pyarrow
 
     kind = str(column.type)
@@ -188,7 +188,7 @@ def _values(file: Any, name: str, column: Any) -> list[object]:
 
 
 def unpacked(value: object) -> object:
-    """Returns what JSON text stands for; anything else as it is."""
+    """Returns the parsed value of JSON text; anything else as it is."""
     with suppress(JsonError):
         return parse_json(value) if isinstance(value, str | bytes) else value
     return value

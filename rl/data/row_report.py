@@ -1,4 +1,4 @@
-"""Counts what a person should know of the rows of files: those left out, and what nobody reads."""
+"""Counts the rows of files that are left out, and the columns that the model is not shown."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Literal
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.chat_template import ChatTemplateError
 
-# Columns that a prompt often needs are told first.
+# Columns that a prompt often needs; the report names them first.
 _TELLING = ("choices", "options", "choice", "history", "conversations", "documents")
 BadRows = Literal["", "refuse", "skip"]  # "": refused, and there is no option to skip them
 
@@ -22,13 +22,13 @@ class BadRow(UserError):
 class RowReport:
     bad_rows: BadRows = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each row left out
-    without_answer: list[str] = field(default_factory=list)  # places of problems left out
+    without_answer: list[str] = field(default_factory=list)  # where the problems left out are
     num_repeating: int = 0  # rows whose responses began with their prompt, which was taken off
-    unread: Counter[str] = field(default_factory=Counter)  # by column, rows with a value in it
+    unread: Counter[str] = field(default_factory=Counter)  # rows with a value, by column
 
     @contextmanager
     def row(self, where: str = "") -> Iterator[None]:
-        """Leaves out a row (at `where`) that is bad inside, or raises UserError."""
+        """Leaves out a row (at `where`) if a BadRow is raised inside, or raises UserError."""
         try:
             yield
         except (BadRow, ChatTemplateError) as error:
@@ -41,7 +41,7 @@ class RowReport:
             self.bad.append(sentence)
 
     def __str__(self) -> str:
-        """Clauses that follow others; empty if there is nothing to tell."""
+        """The report as clauses that continue a sentence; empty if there is nothing to report."""
         text = ""
         if self.bad:
             text += f"; bad rows left out: {len(self.bad):,} (the first: {self.bad[0]})"

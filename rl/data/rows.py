@@ -1,4 +1,4 @@
-"""Reads files as rows to learn from: a prompt, and no, one or two responses to it.
+"""Reads files as rows to learn from: a prompt with zero, one or two responses.
 
 A schema (`schemas.py`) finds the columns of a file that it needs, and makes a row of each record.
 Knows columns by name. Does not know file formats (`row_files.py`), nor tokens.
@@ -25,8 +25,8 @@ class Row:
     where: str  # file, line and fields
     text: str  # its hash decides whether the row is held out
     prompt: PromptText | None
-    responses: Sequence[PromptText]  # none of a problem, one of an example, two of a pair
-    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
+    responses: Sequence[PromptText]  # none for a problem, one for an example, two for a pair
+    variables: Mapping[str, Any]  # the row's own variables for the chat template
 
     def messages(self, response: PromptText) -> Sequence[ChatMessage]:
         return [*as_messages(self.prompt or (), "user"), *as_messages(response, ASSISTANT)]
@@ -38,20 +38,20 @@ AnySchema = TypeVar("AnySchema", bound="Schema")
 
 @dataclass(frozen=True)
 class Schema(ABC, Generic[AnyRow]):
-    """Says which columns the rows of a file have, and makes a row of them.
+    """Finds the columns that a file has, and makes a row of each of its records.
 
     Subclasses have a text field for each use of a column: the name that the user gives, or "" for
     the known names. `a.b` is field b of column a.
     """
 
     ROWS: ClassVar[str]  # what rows are called
-    KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # names by use, where they are not the use itself
+    KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # names by use; default: the use itself
     EXPECTED: ClassVar[str]  # what a file must have and how columns are named, for messages
 
     @abstractmethod
     def of_file(self, records: Sequence[Record]) -> "Schema[AnyRow]":
-        """Returns the schema with the columns that a file has. Raises UserError if it has not those
-        that are needed."""
+        """Returns the schema with the columns that a file has. Raises UserError if one that is
+        needed is missing."""
 
     @abstractmethod
     def row(self, record: Record, report: RowReport) -> AnyRow | None:
@@ -61,7 +61,7 @@ class Schema(ABC, Generic[AnyRow]):
     def found(self: AnySchema, records: Sequence[Record], **known: Sequence[str]) -> AnySchema:
         """Returns the schema with the columns of a file: those that the user has named, else the
         first of the known ones that any row has, else "". Raises UserError if no row has a named
-        column, or if two of them are one."""
+        column, or if two uses have the same column."""
         found: dict[str, str] = {}
         names = {**self.KNOWN, **known}
         for use, named in self.named_columns().items():
@@ -115,8 +115,8 @@ def _names(records: Sequence[Record]) -> list[str]:
 
 
 def _find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
-    """`a.b` is field b of column a. If no column has exactly this name, the case of letters does
-    not matter."""
+    """Returns the column's name, "" if there is none; `a.b` is field b of column a. If no column
+    has exactly this name, the case of letters does not matter."""
     names = _names(records)
     spelt = {name.lower(): name for name in reversed(names)}
     for key in [named] if named else known:

@@ -133,7 +133,7 @@ class ProblemSchema(Schema[ProblemRow]):
 
 @dataclass(frozen=True)
 class ExampleSchema(Schema[Row]):
-    """The response of a row is a completion of its prompt, or without one a whole chat or text."""
+    """The response of a row is a completion of its prompt or, without a prompt, a chat or text."""
 
     prompt: str = ""
     completion: str = ""
@@ -196,8 +196,8 @@ class PairRow(Row):
     The prompt of chats is the messages that both begin with.
     """
 
-    margin: float  # by how much the reward of `chosen` is to be the larger
-    subset: str  # RewardBench gives its accuracy for each
+    margin: float  # by how much the reward of `chosen` should exceed that of `rejected`
+    subset: str  # of RewardBench, which gives its accuracy for each
 
 
 @dataclass(frozen=True)

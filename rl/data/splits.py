@@ -1,5 +1,4 @@
-"""What has been read from files: split into what is learned and what is held out, and what is left
-out.
+"""What has been read from files: rows to learn from, rows held out, and counts of rows left out.
 
 Knows lengths and counts. Does not know tokenizers.
 """
@@ -11,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 
-A_LIMIT = "a limit of"  # the name of a limit without an option
+A_LIMIT = "a limit of"  # for messages, where no option sets the limit
 MOST_CHARACTERS = 256  # most in a token; the longest of usual vocabularies have half as many
 Each = TypeVar("Each")
 
@@ -31,8 +30,8 @@ class Splits(Generic[Each]):
     is_truncated: bool = False
     train: list[Each] = field(default_factory=list)
     heldout: list[Each] = field(default_factory=list)
-    too_long: list[int | None] = field(default_factory=list)  # lengths; None: not known
-    num_unlearned: int = 0  # left out: no token is learned, in what a cut leaves
+    too_long: list[int | None] = field(default_factory=list)  # lengths in tokens; None: not known
+    num_unlearned: int = 0  # left out because no token is learned, in what a cut leaves
 
     NAME: ClassVar = "examples"
     TOO_LONG: ClassVar = "{:,} longer than {:,} tokens"
@@ -57,7 +56,7 @@ class Splits(Generic[Each]):
 
     @property
     def unusable(self) -> str:
-        """How many short ones were left out, as a clause."""
+        """How many were left out for other reasons than their length, as a clause."""
         return f", {self.num_unlearned:,} with nothing to learn" if self.num_unlearned else ""
 
 

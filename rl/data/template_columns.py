@@ -17,7 +17,7 @@ Error = Callable[[str, object, str], Exception]  # of a column, its value, and w
 
 def template_variables(fields: Mapping[str, object], error: Error) -> dict[str, Any]:
     """Returns the variables of the template that a row sets, without empty tools and nulls in
-    objects. Raises what `error` makes of a value of the wrong kind."""
+    objects. Raises the exception that `error` returns for a value of the wrong type."""
     variables = _value(fields, VARIABLES, error)
     if variables is not None and not isinstance(variables, dict):
         raise error(VARIABLES, fields[VARIABLES], "an object, or its JSON text")

@@ -1,4 +1,4 @@
-"""Scores by reward function and group, for algorithms that do not take their sum alone."""
+"""Scores by reward function and group, for algorithms that need more than their weighted sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,6 @@ class ScoresByFunction:
 
     @property
     def has_signal(self) -> Bool[np.ndarray, " groups"]:
-        """Whether the scores differ within each group, by at least one function whose weight is not
-        0."""
+        """For each group, whether a function with a weight gave its responses different scores."""
         counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
         return np.any(counted, axis=0)

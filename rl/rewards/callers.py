@@ -1,4 +1,4 @@
-"""Finds what calls a reward: this process, others, an endpoint, or a model.
+"""Chooses where a reward is computed: in this process, in others, by an endpoint, or by a model.
 
 Knows which kind of reward a name stands for. Does not know which responses a call is for
 (`function.py`).
@@ -24,12 +24,12 @@ _IN_PROCESS = ("exact", NONE)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of each function."""
+    """Limits on the calls of each reward function."""
 
     timeout: float  # seconds per response; a call has the sum for its responses
     num_workers: int = 1  # calls at a time
     memory: float = 0.0  # GiB of each process; 0: no limit
-    retries: int = 0  # of a call to an endpoint
+    retries: int = 0  # further tries of a call to an endpoint
     token: str = field(default="", repr=False)  # sent to endpoints
 
 

@@ -3,9 +3,9 @@
     caller → process    number and content of a call, pickled
     process → caller    a line of JSON: {"call": number, …}
 
-The user's code runs in the process, and may write to any open file, fork, or close files. So
-nothing from there is unpickled, and an answer is bounded in time and length and names its call;
-anything else ends the process. To the process, columns go as pickles, because JSON has no dates,
+The user's code runs in the process, and may write to any open file, fork, or close files. So the
+caller unpickles nothing. An answer names its call and is bounded in time and length; if anything
+else arrives, the process is ended. Columns go to the process as pickles, because JSON has no dates,
 bytes and decimals; only the caller can write these. Does not know what is called, nor how processes
 start (`workers.py`); imports no jax.
 """
@@ -89,7 +89,7 @@ class Calls:
 
 
 class Answers:
-    """The process's end of the sockets. Its children lose it, after a fork or an exec."""
+    """The process's end of the sockets. Child processes lose it, after a fork or an exec."""
 
     def __init__(self, theirs: socket.socket):
         theirs.set_inheritable(False)

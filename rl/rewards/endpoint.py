@@ -1,4 +1,4 @@
-"""A reward computed by another program, over HTTP: a judge, a sandbox.
+"""A reward computed by another program over HTTP, such as a judge or a sandbox.
 
     POST {"prompts": [text, …], "completions": [text, …], "columns": {name: [value, …], …}}
     200  {"scores": [number or null, …]}
@@ -31,7 +31,7 @@ from pat_jax.rl.rewards.results import read_scores
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, doubled each time
 _EXCERPT_LENGTH = 200
-_QUOTED = 2**16  # characters in which a token is looked for, to quote some: a token has fewer
+_QUOTED = 2**16  # characters of an answer searched for the token, before some are quoted
 _TOO_MANY, _INTERNAL = 429, 500
 _INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
@@ -150,7 +150,7 @@ _HEADERS |= {"Connection": "close", "User-Agent": "pat_jax"}
 
 @dataclass(frozen=True)
 class _Passing:
-    """Why a try has failed; another try may succeed."""
+    """The reason why one try has failed, after which another try may succeed."""
 
     text: str
     cause: Cause = Cause.ENDPOINT
@@ -174,7 +174,7 @@ def _request(responses: Sequence[Response]) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Converts a value for JSON: not finite becomes null, and other types become their text."""
+    """Converts a value for JSON: NaN and infinity become null, other types their text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -247,7 +247,7 @@ def _escaped(character: str) -> str:
 
 
 def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
-    """Reads an answer with the text `sentence`."""
+    """Turns an answer, whose body is `sentence`, into an outcome for `count` responses."""
     text, reason = secret.hidden(sentence[:_QUOTED]), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"

@@ -30,8 +30,8 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parses a URL. Raises UserError if it is none, or has a user or password, which would be
-        kept."""
+        """Parses a URL. Raises UserError if it is not a valid one, or has a user or password, which
+        would be stored."""
         is_plain = url.isascii() and url.isprintable() and " " not in url
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be
             parts = urlsplit(url)

@@ -67,10 +67,10 @@ class ScoredFunction:
         return list(groups_of(prompts))
 
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
-        """Calls the function once, for made-up responses, with the time of a group. Returns a
-        warning if it raised or returned no number: it may still score real responses. If it
-        `is_alone`, None means no reward. Raises UserError if the function cannot be called, does
-        not return one value per response, hangs or crashes."""
+        """Calls the function once, for made-up responses, with the time limit of a group. Returns a
+        warning if it raised or returned no number: it may still score real responses. Returning
+        None is a failure only if it `is_alone`, the only function. Raises UserError if the function
+        cannot be called, does not return one value per response, hangs or crashes."""
         outcome = self._tried(responses, self._timeout * group_size)
         if outcome.mistake:
             raise UserError(outcome.mistake)
@@ -105,7 +105,7 @@ class ScoredFunction:
 
 
 def _is_mistake(failure: Failure) -> bool:
-    """Whether the function's code alone explains what it raised."""
+    """Whether the function raised an exception that its code causes, whatever the response."""
     last = failure.traceback.rstrip().rpartition("\n")[2]
     return failure.cause is Cause.EXCEPTION and last.partition(":")[0] in _MISTAKES
 
@@ -142,14 +142,14 @@ class FunctionScoring:
     ):
         """
         Args:
-          own: the responses to score, in whole groups.
-          do: runs a step with arguments on that thread.
+          own: indices of the responses to score, in whole groups.
+          do: calls a method with arguments on that thread.
           kept: store of known scores, which are not computed again; new ones are added to it.
         """
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self.by_response: dict[int, Score] = {}  # known so far
+        self.by_response: dict[int, Score] = {}  # scores so far, by the response's index
         self.seconds = 0.0  # spent scoring so far
 
     @property

@@ -67,7 +67,7 @@ def same_value(found: str, answer: str) -> bool:
 
 
 def _measured(text: str) -> tuple[str, str | None]:
-    """Returns an answer in one notation, the exact value if a rounded one follows, and its unit."""
+    """Returns an answer in one notation, and its unit; `2/3 ≈ 0.67` gives `2/3`."""
     exact, _, rounded = stated(plain(text)).partition(r"\approx")
     text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
     return (text, None) if _HEDGE.search(text) else split_unit(text)
@@ -102,7 +102,8 @@ def _same(found: str, answer: str) -> bool:
 
 
 def _states(sides: Sequence[str], answer: str) -> bool:
-    """`f(x) = 5` says 5, and so does `10/2 = 5`, but not `6 = 5`."""
+    """Whether an equation states the answer: `f(x) = 5` and `10/2 = 5` state 5, `6 = 5` does
+    not."""
     *others, last = [side for side in sides if side.strip()] or [""]
     if not all(_NAMED.search(one) or same_value(last, one) for one in others):
         return False

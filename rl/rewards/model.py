@@ -1,9 +1,9 @@
 """A reward computed by a model on the run's own devices.
 
-Responses are tokenized when they end, and wait. Where the model has devices of its own, a thread
-scores what waits while others are generated. Else the model's programs run after the rollout, since
-two threads must not give programs to the same devices. Knows texts and tokens. The model is a
-function that is handed in; this imports no jax.
+Responses are tokenized when they end, and then wait for the model. If it has devices of its own, a
+thread scores those that wait while others are generated. Else the model runs after the rollout,
+since two threads must not give programs to the same devices. Knows texts and tokens. The model is a
+function that is handed in. Imports no jax.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +42,8 @@ class RewardModel:
       name: the reward's name in metrics.
       max_length: most tokens of a text; a longer one fails.
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
-        token that is another one. None: at the last token.
-      fills: whether texts of so many tokens fill a batch; fewer wait while others are generated.
+        token that is not padding. None: at the last token.
+      fills: whether texts of these lengths fill a batch; until they do, they wait for more texts.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class RewardModel:
         self._gathering: Gathering[_Waiting] | None = None
 
     def score_on(self, thread: Executor | None) -> None:
-        """From now on scores responses as they come.
+        """Sets the thread that scores responses as they come, from now on.
 
         Args:
-          thread: the one that gives programs to the model's devices during a rollout; None:
-            they are busy then, and responses wait.
+          thread: runs programs on the model's devices during a rollout; None: these devices are
+            busy then, and responses wait for `score_waiting`.
         """
         self._gathering = None
         if thread is not None:
@@ -74,8 +74,8 @@ class RewardModel:
             self._gathering = Gathering(thread, score, self._fill)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Tokenizes the responses; the thread of `score_on` or `score_waiting` scores them. Call it
-        on one thread.
+        """Tokenizes the responses; the thread of `score_on` or `score_waiting` scores them. Always
+        call it on the same thread.
 
         A program of fixed shapes has no time limit: `seconds` has no effect.
         """

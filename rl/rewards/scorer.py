@@ -207,7 +207,7 @@ class Scoring(Generic[Ended]):
         return [everyone[row] for row in range(len(everyone))]
 
     def _run_models(self) -> None:
-        """Has the reward models score the responses, which wait for that."""
+        """Has the reward models score the responses that wait for them."""
         if not self._scorer.models:
             return
         self._scorer.thread.submit(int).result()  # all that was added before has been read

@@ -45,7 +45,7 @@ class Recognised:
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """Scores responses. Raises UserError if an argument is missing.
 
-        What a group's function raises passes through."""
+        Exceptions of a function that is called per group pass through."""
         if _MARK in self._known:
             return self._one_by_one(responses)
         return self._together(responses)

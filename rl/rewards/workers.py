@@ -24,7 +24,7 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 
 _IMPORT_SECONDS = 300.0
-_END_SECONDS = 5.0  # from closing its socket to its end
+_END_SECONDS = 5.0  # that a process may take to end after its socket was closed
 # Signals that only others send to a process.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _COMMAND = (

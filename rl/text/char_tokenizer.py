@@ -10,7 +10,8 @@ from pat_jax.rl.text.tokenizer import NO_TEMPLATE, PromptText, flatten_messages
 
 
 class CharTokenizer:
-    """One token a character of a fixed alphabet, after padding (0) and end of sequence (1)."""
+    """Each character of a fixed alphabet is a token; ids 0 and 1 are padding and end of
+    sequence."""
 
     eos_ids = (1,)
     _NUM_SPECIAL = 2

@@ -58,8 +58,8 @@ class ChatTemplate:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Returns the text that the policy reads. If the last message is the assistant's, the text
-        continues it, else it begins an answer; if it `is_closed`, it is the messages alone. Raises
+        """Returns the text that the policy reads. It ends where the assistant's last message is to
+        be continued, or a new answer begun; if `is_closed`, behind the last message. Raises
         ChatTemplateError if the template refuses the messages, fails, or takes too long."""
         self._check_budget()
         given = [dict(message) for message in messages]

@@ -170,7 +170,7 @@ def split_family(text: str) -> tuple[str, str | None]:
     r"""Splits an answer from the note that a letter stands for any integer. Returns the answer and
     the letter.
 
-    The letter is None if the answer says nothing of the kind.
+    The letter is None if the answer has no such note.
 
     >>> split_family(r"2k\pi, k \in \mathbb{Z}")
     ('2k\\pi', 'k')

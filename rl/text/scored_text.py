@@ -1,7 +1,7 @@
-"""The text that a reward model reads: a prompt and the response to it, by its own chat template.
+"""The text that a reward model reads: prompt and response, rendered by its own chat template.
 
-It is the text that transformers' `apply_chat_template` makes of the messages, all of which the
-model was trained on: what the template writes behind the response is read as well.
+It is what transformers' `apply_chat_template` returns for the messages. The model was trained on
+all of it, so it also reads what the template writes behind the response.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def scored_tokens(
 ) -> Sequence[int]:
     """Returns the tokens of a prompt and its response.
 
-    With a chat template, the response is the assistant's message after those of the prompt, or goes
-    on with the prompt's last message if that is the assistant's. A prompt that is a text is the
+    With a chat template, the response is the assistant's message after those of the prompt, or
+    continues the prompt's last message if that is the assistant's. A prompt that is a text is the
     user's message. Without a template, the response follows the prompt, and an end-of-sequence
     token follows both, as in TRL's `RewardTrainer`.
     """

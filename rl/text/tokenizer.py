@@ -66,7 +66,7 @@ class Tokenizer(Protocol):
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Returns the tokens of a prompt, after which the response begins. The chat template is
-        applied, if there is one; `variables` override those of every prompt. Raises
+        applied, if there is one; `variables` override those set for all prompts. Raises
         ChatTemplateError if it cannot render the prompt."""
         ...
 
@@ -224,8 +224,8 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Renders messages with the chat template; see `ChatTemplate.render`. If it refuses the
-        system message, the first user message begins with its text."""
+        """Renders messages with the chat template; see `ChatTemplate.render`. If the template
+        refuses a system message, its text is put before the first user message."""
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})
