@@ -1,4 +1,4 @@
-"""The parts of a trainer that a configuration asks for.
+"""Builds the parts of a trainer that the options ask for.
 
 Knows options. Does not know which roles a run has (`build_roles.py`), nor data, checkpoints or
 which devices there are.
@@ -34,8 +34,6 @@ from pat_jax.rl.batches.packing import MOST_SHAPES, Shape, shapes
 from pat_jax.training.passes import model_functions
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
-# Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
-# compilers take longest per layer, and the number of layers from which it shows.
 ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
 GROUP_UNIT = 8  # the same for rows that hold a whole group
 SHORTEST_ROW = 64  # tokens, of a run that learns from files
@@ -43,7 +41,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> Policy:
-    """Returns `policy` as the rollout keeps it: in its weight format, adapters beside weights.
+    """Returns `policy` in the rollout's weight format, with adapters beside the weights.
 
     Adapters are not merged: in bfloat16 weights, updates smaller than the last bit would be lost.
     """
@@ -115,7 +113,7 @@ def functions_of(
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Returns for how many tokens of a shard of rows logits, split over TP, exist at a time."""
+    """Returns how many tokens of a shard of rows have logits, split over TP, at the same time."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
@@ -144,7 +142,7 @@ def policy_loss(
     """Returns the loss that an algorithm's options describe.
 
     Args:
-      teacher_top_k: `--teacher.top_k`; 0: what the teacher says is in the advantages.
+      teacher_top_k: `--teacher.top_k`; 0: a teacher's log-probabilities are in the advantages.
     """
     beta = algorithm.beta if algorithm.kl_in == "loss" else 0.0
     return PolicyLoss(
@@ -199,7 +197,7 @@ def row_shapes(max_length: int, budget: int, num_shards: int, num_texts: int = 1
     """Returns the shapes of micro-batches of texts.
 
     Args:
-      max_length: the longest text's, in tokens.
+      max_length: tokens of the longest text.
       budget: most tokens of a micro-batch, on all devices together.
       num_texts: how many of the longest texts the longest row holds.
     """

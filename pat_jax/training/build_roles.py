@@ -30,7 +30,7 @@ class Losses:
     """What trained models minimize."""
 
     policy: Loss
-    supervised: Loss | None = None  # of the policy, in the stage before
+    supervised: Loss | None = None  # of the policy, in a supervised stage before
     critic: Loss | None = None
 
 
@@ -47,10 +47,10 @@ def build_roles(
     """Returns the handles of the policy and of the models that read its micro-batches.
 
     Args:
-      receivers: of the policy.
+      receivers: the rollouts that receive the policy's weights.
       shapes: of micro-batches; empty if nothing is learned: then no passes are compiled.
       rests: whether models wait in the host's memory while no stage needs them.
-      others: shapes with shardings of what else stays on the devices, such as reward models.
+      others: shapes with shardings of other arrays that stay on the devices, as of reward models.
       beside: arrays that a drafter keeps on the devices.
 
     Raises:

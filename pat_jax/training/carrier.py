@@ -2,7 +2,7 @@
 
 The trainer gathers weights into the shards that the rollout's devices need. Then each process
 copies shards between its own devices: no link between processes is used. Where only half of the
-processes have the policy, each sends its shards to one of the others (`passed_on`). Knows layouts
+processes hold the policy, each sends its shards to one of the others (`passed_on`). Knows layouts
 and shards. Does not know how weights are rounded, nor whether they arrived (`transfer.py`).
 """
 
@@ -23,7 +23,7 @@ from pat_jax.training.rest import moved
 
 
 class Carrier(NamedTuple):
-    """Two layouts with the same shards, on other devices: what weights are sent as."""
+    """Two layouts with the same shards on different devices: the form in which weights are sent."""
 
     source: Layout
     target: Layout
@@ -32,11 +32,11 @@ class Carrier(NamedTuple):
     spreads: bool = False
 
     def sent(self, policy: Policy) -> Any:
-        """Shardings of what the source sends."""
+        """Returns the shardings of the weights that the source sends."""
         return self.source.param_shardings(policy, self._role)
 
     def arriving(self, policy: Policy) -> Any:
-        """Shardings of what the target receives."""
+        """Returns the shardings of the weights that the target receives."""
         return self.target.param_shardings(policy, self._role)
 
     @property
@@ -47,16 +47,16 @@ class Carrier(NamedTuple):
 def carriers(
     source: Mapping[Split, Layout], target: Mapping[Split, Layout]
 ) -> dict[Split, Carrier]:
-    """Returns for each layout of the rollouts' devices how weights come to it from other devices.
+    """Returns, for each layout of the rollouts' devices, how weights come there from other devices.
 
     Weights are sent in the same TP degree if the source has it, else in the largest smaller one
     that both have. The rollout's devices then drop what they do not need, without a collective.
-    With several processes, only degrees count of which each process has all shards.
+    With several processes, only TP degrees count at which each process holds all shards.
 
     Args:
       source, target: all layouts of the trainer's, and of the rollouts' devices.
 
-    Returns fewer where experts are divided over several processes.
+    Where experts are divided over several processes, some layouts have no carrier.
     """
     sources, targets = (
         {_cuts(each): each for each in x.values() if is_whole_in_each_process(each)}
@@ -84,14 +84,14 @@ def is_whole_in_each_process(layout: Layout) -> bool:
 
 
 def _cuts(layout: Layout) -> tuple[int, ...]:
-    """The sizes of the axes that TP takes, innermost first. A layout whose cuts begin with those of
-    another has parts of the other's shards."""
+    """Returns the sizes of the axes that TP takes, innermost first. A layout whose cuts begin with
+    those of another has parts of the other's shards."""
     return tuple(layout.mesh.shape[axis] for axis in layout.tp_axes)
 
 
 def carried(tree: Any, shardings: Any) -> Any:
-    """Brings arrays to other devices, which may be more than theirs, and takes them over. With
-    several processes, each shard must be one that a device of the same process holds."""
+    """Copies arrays to the devices of `shardings`, which may be more, and frees or reuses the old
+    buffers. With several processes, each may need only shards that its own devices hold."""
     first, *_ = leaves = jax.tree.leaves(tree)
     target, *_ = jax.tree.leaves(shardings)
     # On the same devices buffers are taken over. Those of others are freed with `tree`.
@@ -108,7 +108,7 @@ def copied_inside(
     leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
     """Copies shards between devices of this process. A device that holds its shard already keeps
-    it. Others that hold the same shard are read in turn. A process without shards has zeros."""
+    it. The others read it from its holders, in turn. A process that holds no shards gets zeros."""
     shards: list[jax.Array | np.ndarray] = []
     devices: list[Device] = []
     for leaf, sharding in zip(leaves, shardings, strict=True):
@@ -135,7 +135,7 @@ def copied_inside(
 
 
 def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
-    """Returns arrays whose devices of the second half of the mesh have the shards of the first.
+    """Returns arrays with the shards of the mesh's first half on its second half, too.
 
     Call it in a program. Each device of the second half receives from the one at its place in the
     first half, whatever its own shard was.
@@ -158,5 +158,5 @@ def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
 
 
 def _bounds(part: Any, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The first and last place of a shard on each axis: slices cannot be keys."""
+    """Returns the bounds of a shard on each axis as a key of dicts: slices cannot be keys."""
     return tuple(each.indices(size) for each, size in zip(part, shape, strict=True))

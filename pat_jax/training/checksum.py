@@ -1,9 +1,10 @@
-"""Checksums of policies, over the bits and places of all values; the same in every layout.
+"""Checksums of a policy's parameters, over the bits and places of all values.
 
     Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place in array
 
-`mix` is one to one, so a single different value always shows. Values that changed places, such as
-shards of a wrong resharding, show except with a chance of 1 in 2^32.
+A checksum is the same in every layout. `mix` is one to one, so a single different value always
+shows. Values in wrong places, such as those of swapped shards, show except with a chance of 1 in
+2^32.
 
 One program is compiled for each kind of array, which layers share: one program for all arrays of a
 model takes as long to compile as a training step.
@@ -29,10 +30,9 @@ WORD = 2**32
 
 @dataclass(frozen=True)
 class Counted:
-    """Returns the sum of an array's values, rounded to bfloat16, over its part without padding,
-    which has this shape."""
+    """Returns the sum for an array that is rounded to bfloat16, without its padding."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the array without padding
 
     def __call__(self, x: Array) -> Array:
         return _array_sum(x.astype(jnp.bfloat16), self.shape)
@@ -53,8 +53,8 @@ class TreeChecksum:
         Args:
           key: key of the programs, which differ in `part`.
           shapes: shapes with shardings of the trees.
-          sums: for each array, a function to the sum of its values, or to those of arrays made from
-            it. Equal functions share a program. None: `array_sums` for each.
+          sums: for each array, a function that returns its sum, or the sums of arrays made from it.
+            Equal functions share a program. None: `array_sums` for each.
         """
         self.table, self.keys = table, list[Key]()
         leaves, parts = jax.tree.leaves(shapes), dict[Any, int]()
@@ -76,7 +76,7 @@ class TreeChecksum:
 
 
 def checksum(params: Any) -> int:
-    """Returns the checksum of a tree of arrays without programs that were compiled before."""
+    """Returns the checksum of a tree of arrays, without precompiled programs."""
     return _total(map(array_sums, jax.tree.leaves(params)))
 
 

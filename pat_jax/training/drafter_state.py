@@ -1,4 +1,4 @@
-"""What a drafter keeps on the devices beside training: a draft model, or a head that learns.
+"""The arrays that a drafter keeps on the devices during training: a draft model, or a trained head.
 
 Knows shapes and shardings. Does not know how a head learns (`exit_head.py`).
 """
@@ -22,7 +22,7 @@ WARM_UP = 5
 
 @dataclass(frozen=True)
 class DrafterState:
-    """Shapes with shardings of a drafter's arrays, all of them whole on every device."""
+    """Shapes with shardings of a drafter's arrays. Every device has a whole copy of each."""
 
     always: Any = ()  # during updates and rollouts
     in_updates: Any = ()  # during updates only; the memory of rollouts already counts it
@@ -35,7 +35,7 @@ def drafter_state(
     training.
 
     Args:
-      embed_dim: the policy's.
+      embed_dim: width of the policy's residual stream.
       dtype: dtype of the rollouts' weights.
       learns: whether the early-exit head is trained.
     """

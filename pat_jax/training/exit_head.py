@@ -114,7 +114,7 @@ class ExitHeadTrainer:
         self.programs.declare(Key("exit_apply", split), apply, state, gradient, **options)
 
     def _over(self, params: Leaves) -> ModelFunctions:
-        """The policy's first layers with the head as parameters."""
+        """Returns the functions of the policy's first layers; the head is their only parameter."""
         policy, partition = self.trainer.policy, AutoPartition(self.trainer.layout)
 
         def forward(

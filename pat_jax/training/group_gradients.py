@@ -1,7 +1,7 @@
 """The gradients of an update, summed over FSDP groups once for each optimizer step.
 
 A group adds up the gradients of its own rows, so that nothing is sent between groups in a
-micro-batch. With one group, all of this is that of `rl/algorithm/update.py`.
+micro-batch. With one group, this does the same as `rl/algorithm/update.py`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.train_batch import MicroBatch
 
-# Float32 arrays like the parameters. If there are several groups, the first axis is theirs.
+# Float32 arrays in the parameters' shapes; with several groups, these are an axis before.
 Gradients = Any
 
 
@@ -27,7 +27,7 @@ class GroupGradients:
 
     shardings: Any  # of gradients
     of_params: Any  # shardings of the trained parameters
-    groups: FsdpGroups | None = None  # None: there is one, or all sum in each micro-batch
+    groups: FsdpGroups | None = None  # None: gradients are complete after each micro-batch
     dtype: jnp.dtype = jnp.float32  # in which groups send gradients to each other
 
     def zero_gradients(self, params: Params) -> Gradients:

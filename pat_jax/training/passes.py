@@ -79,8 +79,8 @@ def _forward(
     router_replay: bool,
     experts: str,
 ) -> Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]:
-    """Returns the function to the last hidden states; with recorded experts, the sums of routers
-    too. `how` is how the layers run."""
+    """Returns the function that computes the last hidden states and, if experts are recorded, the
+    sums of routers. `how` has options of the layers."""
     config = policy.config.experts
     most = most_exchanged(experts, config, layout, layout.platform)
 
@@ -150,7 +150,7 @@ def abstract_micro(
 
 
 class Passes:
-    """The compiled passes of one update, for each shape of its micro-batches."""
+    """The compiled forward and backward passes of an update, one for each micro-batch shape."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
     """Returns the micro-batch with routes in the shape that a model's programs take.
 
     Models without experts take none. Where routes are missing, or are of another model, they are
-    empty."""
+    marked as not recorded."""
     if config.experts is None:
         return replace(micro, routes=None)
     if micro.routes is not None and micro.routes.shape[2:] == config.routes_shape:

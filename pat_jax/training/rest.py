@@ -19,12 +19,12 @@ from pat_jax.common.pytree import on_host, without_shards
 
 
 def has_more_room(here: float, away: float, sequences: int) -> bool:
-    """Whether rollouts of `sequences` gain if models wait in the host's memory.
+    """Whether rollouts of `sequences` gain KV cache if models wait in the host's memory.
 
-    They do if not all sequences have room at full length otherwise, and more have then.
+    They do if the cache would otherwise not hold all sequences at full length, and then holds more.
 
     Args:
-      here, away: sequences that have room if models wait on the devices, or in the host's memory.
+      here, away: sequences that the cache holds if models wait on the devices, or on the host.
     """
     return here < min(away, sequences)
 
@@ -57,8 +57,8 @@ def copied_to(params: Any, like: Any) -> Any:
 
 
 def _copied_by_host(x: jax.Array, like: Any) -> jax.Array:
-    """Returns a copy of an array whose shards are of several processes. One array after the other
-    is gathered on its devices, and sent to other processes, as each process needs it whole."""
+    """Returns a copy of an array whose shards belong to several processes. It is gathered on its
+    devices, and sent to the other processes, because each process needs the whole array."""
     devices = x.sharding.device_set
     host = np.zeros(x.shape, like.dtype) if is_absent(devices) else on_host(x.astype(like.dtype))
     if not have_all(devices):

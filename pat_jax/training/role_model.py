@@ -1,4 +1,4 @@
-"""The model of a role in its layout: what is known of it before there are parameters.
+"""A role's model in its layout, and what is known of it before there are parameters.
 
 Knows rows of the table of roles. Does not know files, nor which roles a run has.
 """
@@ -44,7 +44,7 @@ class RoleModel:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """What predicts values if the model has a scalar head, else log-probabilities."""
+        """Predicts values if the model has a scalar head, else log-probabilities."""
         role, model = self.role, self.policy.config
         replays = role.replays_routes  # routers of all other models choose their own experts
         functions = functions_of(role.compute, self.policy, self.layout, router_replay=replays)
@@ -68,7 +68,7 @@ class RoleModel:
         lost, and half the memory saved. So is the base under adapters.
 
         Args:
-          shares_base: whether the base under its adapters is another role's.
+          shares_base: whether the base under the adapters belongs to another role.
         """
         trained, dtype = self.role.trained, self.dtype
         weights = DTYPES[trained.optimization.optimizer.weight_dtype] if trained else dtype
@@ -87,7 +87,7 @@ class RoleModel:
         """Returns a frozen role, without parameters.
 
         Args:
-          held: its parameters where they are on the base of another role; None: they are its own.
+          held: its parameters, if they are adapters on another role's base; None: all are its own.
           rests: whether it waits in the host's memory while nothing is read.
         """
         role = self.role

@@ -28,16 +28,16 @@ States = Mapping[str, TrainState]  # by the name of the trained role
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one role predicts of responses before an update."""
+    """The prediction of one role for responses, before an update."""
 
-    name: str  # of the stage
+    name: str  # name of the stage that predicts
     column: str
     devices: frozenset[Device]
     is_column: bool  # False: the likeliest tokens of a teacher
     read: Callable[[TrainBatch], TrainBatch]
 
     def added_to(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the predictions, computed. Does nothing if they are all there."""
+        """Returns the batch with the predictions, computed; as it is if it has them already."""
         every = [x.columns for mini in batch.mini_batches for x in mini]
         if self.is_column and all(self.column in columns for columns in every):
             return batch

@@ -1,4 +1,4 @@
-"""Where an update's state is: at rest between two updates, in an update, and in its steps.
+"""Where a training state is, devices or host: between two updates, in an update, and in its steps.
 
 Knows trees and shardings. Does not know which optimizer it is.
 """
@@ -17,7 +17,7 @@ from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.rl.algorithm.update import Params, TrainState
 from pat_jax.training.rest import at_rest, moved
 
-# What of a trained role is in the host's memory between two updates.
+# The part of a training state that is in the host's memory between two updates.
 Resting = Literal["nothing", "moments", "state"]
 
 
@@ -61,7 +61,7 @@ class StatePlacement:
         return state.params if has_params else None, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """Returns the part of a state that a step brings to the devices."""
+        """Returns the moments that a step brings to the devices; empty if they stay there."""
         return self._moments(state) if self.is_offloaded else []
 
     def begun(self, state: TrainState) -> TrainState:
@@ -93,7 +93,7 @@ class StatePlacement:
         return not self.is_offloaded and self.rests == "nothing"
 
     def _placed(self, state: TrainState, *, params: bool, moments: bool) -> TrainState:
-        """Shardings of a state whose parameters and moments are on the devices, or are not."""
+        """Returns shardings on the devices where an argument is true, else in the host's memory."""
         of_params, of_moments = (
             self.params if is_here else at_rest(self.params) for is_here in (params, moments)
         )

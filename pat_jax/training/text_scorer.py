@@ -17,14 +17,14 @@ class TextScorer:
     """Scores texts in batches of a few compiled shapes.
 
     Args:
-      micro_shapes: those that `reader` is for.
+      micro_shapes: rows and length of micro-batches, as `reader` has them.
     """
 
     def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
         self.reader, self._micro_shapes = reader, micro_shapes
 
     def fills(self, lengths: Sequence[int]) -> bool:
-        """Returns whether texts of so many tokens fill batches."""
+        """Returns whether texts of these lengths fill batches."""
         return fills(lengths, self._micro_shapes)
 
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:

@@ -1,6 +1,6 @@
-"""Splits a policy into what is trained and what is frozen: all and nothing, or adapters and base.
+"""Splits a policy into trained and frozen parameters: all and none, or adapters and their base.
 
-Knows shapes, shardings and how the two together are a policy. Does not know losses or optimizers.
+Knows shapes, shardings, and how adapters and base combine. Does not know losses or optimizers.
 """
 
 from dataclasses import dataclass, field, replace
@@ -31,11 +31,11 @@ class TrainableParams:
     layout: Layout
     lora: Lora | None = None  # None: the whole policy is trained
     compute_dtype: jnp.dtype = jnp.float32
-    """Dtype of products, of the policy under the adapters, and of gradients that are sent."""
+    """Dtype of matrix products, of the base under adapters, and of gradients that are sent."""
     weight_dtype: jnp.dtype = jnp.float32
     """Dtype of the trained parameters, except adapters, which are float32."""
     shares_base: bool = False
-    """Whether the base under the adapters is another role's, and so in the memory anyway."""
+    """Whether the base under the adapters belongs to another role, and is in the memory anyway."""
     frozen: Leaves = field(default_factory=dict)
     """Parameters of the base, once they are there; empty if the whole policy is trained."""
 

@@ -84,7 +84,7 @@ class Trainer(Handle):
 
     @property
     def tells_seen(self) -> bool:
-        """Whether an update of adapters is compared with what a rollout sees of it."""
+        """Whether each update reports how much of it a rollout sees (`update_seen.py`)."""
         return self.trained.lora is not None and self.policy.config.head == "vocab"
 
     @property
@@ -116,8 +116,8 @@ class Trainer(Handle):
 
     @property
     def held(self) -> list[Any]:
-        """Shapes with shardings of what is on the devices in the passes of an update, whose
-        gradients come in addition."""
+        """Shapes with shardings of what the devices hold in the passes of an update, except
+        gradients."""
         state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
         beside = self.beside.always, self.beside.in_updates
         return [state, self.own_base, *beside, *self.others]
@@ -237,7 +237,7 @@ class Trainer(Handle):
         self, state: TrainState, records: Sequence[Record], before: Params | None
     ) -> tuple[TrainState, UpdateResult]:
         """Returns the state at rest after an update's steps, and the result. `before` has the
-        adapters before the update; None: a rollout sees all of it."""
+        adapters before the update; None: there is nothing to compare."""
         result = summarized(self.name, self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))

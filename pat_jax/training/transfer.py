@@ -44,13 +44,13 @@ class Receivers:
     dtype: jnp.dtype  # dtype of weights that they do not quantize
     layouts: Mapping[Split, Layout] = field(default_factory=dict)  # empty: there are no rollouts
     policy: Policy | None = None  # the policy in their format; None: the trainer's
-    # Layouts with one TP degree each of the trainer's and of the rollouts' devices, by layout of
-    # the rollouts. Empty: the devices are the same.
+    # How weights come from the trainer's to the rollouts' devices, by layout of the rollouts.
+    # Empty: the devices are the same.
     carriers: Mapping[Split, Carrier] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
-        """The most replicas of a rollout."""
+        """The largest number of replicas in a rollout's layout."""
         return max((split.dp for split in self.layouts), default=1)
 
 
@@ -84,7 +84,7 @@ class Transfer:
     ):
         """
         Args:
-          score: computes log-probabilities of tokens[rows, length], as `Update.score_step`.
+          score: computes log-probabilities of tokens[rows, length], as `Predictor.score_step`.
         """
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy
@@ -176,11 +176,11 @@ class Transfer:
 
     @property
     def probes(self) -> int:
-        """The rows that `score` takes."""
+        """Number of rows that `score` takes."""
         return self._rows
 
     def _arrival(self, target: Split) -> Key:
-        """The program by which the rollout's devices drop what a layout does not need."""
+        """Returns the key of the program that brings arrived weights into the layout `target`."""
         return Key("arrive", self._split, target=target)
 
     def score(self, params: Params, tokens: ArrayLike) -> Float[np.ndarray, "rows length"]:
@@ -199,8 +199,8 @@ class Transfer:
 
 
 def _arrive(policy: Policy, carrier: Carrier, shardings: Params, params: Params) -> Params:
-    """Returns what has arrived at the rollout's devices, all of which have a part of it then. Its
-    compiled program drops what a layout does not need, or gathers what it needs."""
+    """Returns the arrived weights in the rollout's layout, which needs more or fewer shards. If the
+    carrier spreads, the devices that have shards first pass them on to the others."""
     if not carrier.spreads:
         return params
     specs = jax.tree.map(lambda sharding: sharding.spec, carrier.arriving(policy))

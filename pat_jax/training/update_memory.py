@@ -45,7 +45,7 @@ class Stage:
 
 
 def update_stages(roles: Roles) -> list[Stage]:
-    """Returns the stages of an update, each micro-batch shape by itself.
+    """Returns the programs of an update as stages, each micro-batch shape by itself.
 
     Empty if the backend does not report memory."""
     resting, drafts = resting_bytes(roles.policy), _draft_bytes(roles.policy)
@@ -74,7 +74,7 @@ def _whose(role: Trainer) -> str:
 
 
 def _taken(programs: ProgramTable) -> dict[Key, int]:
-    """Bytes of each compiled program beside its arguments, where the backend reports them."""
+    """Returns the bytes that each program takes beside its arguments, where they are reported."""
     taken = {key: programs.bytes_taken(key) for key in programs}
     return {key: size for key, size in taken.items() if size is not None}
 
@@ -118,7 +118,6 @@ def _before(trainer: Trainer) -> list[Any]:
 
 
 def _draft_bytes(trainer: Trainer) -> int:
-    """The resident bytes that belong to the drafter."""
     return shard_bytes([trainer.beside.always, trainer.beside.in_updates])
 
 
@@ -190,7 +189,7 @@ def shortage(stage: Stage, limit: float, options: MemoryOptions, *, is_least: bo
     """Returns why a device has no room for a stage and what would help; empty if it has room.
 
     Args:
-      is_least: whether the program takes more than `stage` says.
+      is_least: whether the program takes more than `stage` has.
     """
     if stage.total <= limit:
         return ""
@@ -216,7 +215,7 @@ def _drafts_words(drafts: int) -> str:
 
 
 def _advice(stage: Stage, options: MemoryOptions) -> Iterator[str]:
-    """Yields what would help, first for the larger part of the stage."""
+    """Yields advice to save memory, first for the larger part of what the stage takes."""
     of_rows = list(_smaller_rows(options)) if stage.has_rows else []
     of_state = [] if options.trains_adapters else list(_smaller_state(stage, options.optimizer))
     yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state

@@ -1,4 +1,4 @@
-"""What came of an update: metrics of its optimizer steps, and which of them were taken."""
+"""The result of an update: metrics of its optimizer steps, and which of them were taken."""
 
 import math
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def update_seen(
 
 
 def _apart(adapter: Adapter) -> list[Adapter]:
-    """Splits an adapter whose a several weights share into one for each weight."""
+    """Splits an adapter whose matrix a is shared by several weights into one adapter for each."""
     parts = adapter.b if isinstance(adapter.b, list) else [adapter.b]
     return [Adapter(adapter.a, b) for b in parts]
 

@@ -18,8 +18,7 @@ _EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
-    """Whether each group's rewards differ by more than rounding, so that the policy can learn from
-    them.
+    """Whether each group's rewards differ by more than rounding, so that the policy can learn.
 
     NaN counts as no reward.
     """

@@ -45,8 +45,8 @@ def switch_loss(sums: Mapping[str, Any]) -> Any:
 
 
 def summary(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns router metrics over the tokens of optimizer steps, on the host; NaN without
-    tokens."""
+    """Returns router metrics over all tokens of some optimizer steps, NaN without tokens. Runs on
+    the host."""
     names = TOKENS, LOAD, PROBABILITY, ENTROPY
     sums = {name: np.sum([step[name] for step in steps], axis=0, dtype=float) for name in names}
     load, tokens = sums[LOAD], float(sums[TOKENS])

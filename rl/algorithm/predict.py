@@ -29,8 +29,8 @@ Params = Any  # a pytree of float32 or bfloat16 arrays
 class ModelFunctions:
     """A model as the functions that predictions and updates need."""
 
-    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
-    # routes, a number of each token for each name in `beside`, and the sums of `balance.py`
+    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, by name
+    # if there are routes, each metric in `beside` at each token and the sums of `balance.py`
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
     # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
     logits: Callable[[Any, Array], Array]
@@ -38,7 +38,7 @@ class ModelFunctions:
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., Any] = lambda function, *given: function(*given)
-    beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
+    beside: tuple[str, ...] = ()  # metrics from `forward`, averaged over the tokens in the loss
     routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
     is_scalar: bool = False  # whether the head gives one number at each token
     # The same functions for the rows of one FSDP group; None: there is only one group.

@@ -1,5 +1,4 @@
-"""On-policy distillation over the teacher's k likeliest tokens; all others are one outcome: the
-tail.
+"""On-policy distillation over the teacher's k likeliest tokens and one tail of all others.
 
 Knows log-probabilities over a vocabulary, of policy and teacher. Does not know the models, nor how
 their arrays are sharded.

@@ -74,8 +74,7 @@ class TrainBatch:
 
     @property
     def shared(self) -> Int[np.ndarray, " responses"]:
-        """For each response, how many of its prompt's tokens an earlier one has put into the
-        row."""
+        """For each response, how many of its prompt's tokens an earlier one put into the row."""
         return np.array([at.shared for at in self.places], np.int64)
 
     def on_host(self) -> "TrainBatch":

@@ -102,8 +102,7 @@ def _same(found: str, answer: str) -> bool:
 
 
 def _states(sides: Sequence[str], answer: str) -> bool:
-    """Whether an equation states the answer: `f(x) = 5` and `10/2 = 5` state 5, `6 = 5` does
-    not."""
+    """Whether equations state the answer: `f(x) = 5` and `10/2 = 5` state 5, not so `6 = 5`."""
     *others, last = [side for side in sides if side.strip()] or [""]
     if not all(_NAMED.search(one) or same_value(last, one) for one in others):
         return False

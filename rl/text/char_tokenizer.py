@@ -10,8 +10,7 @@ from pat_jax.rl.text.tokenizer import NO_TEMPLATE, PromptText, flatten_messages
 
 
 class CharTokenizer:
-    """Each character of a fixed alphabet is a token; ids 0 and 1 are padding and end of
-    sequence."""
+    """Each character of an alphabet is a token; 0 is padding and 1 is the end of sequence."""
 
     eos_ids = (1,)
     _NUM_SPECIAL = 2
