@@ -113,12 +113,13 @@ def functions_of(
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Returns how many tokens of a shard of rows have logits, split over TP, at the same time."""
+    """Returns for how many tokens of a shard of rows logits exist at a time. They are split over
+    TP, and take `LOGIT_BYTES` of a device."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
 def optimizer_of(asked: Optimization) -> optax.GradientTransformation:
-    """Returns AdamW."""
+    """Returns AdamW with the learning rate, weight decay and moments that the options ask for."""
     others = ("weight_dtype", "offload")  # the trainer's
     own = {k: v for k, v in asdict(asked.optimizer).items() if k not in others}
     return make_optimizer(total_steps=asked.steps, **own)
@@ -177,7 +178,7 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
     whole = largest_length(longest, min(batches.min_length, ROW_UNIT))
 
     def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[Shape]:
-        """Shapes with rows of this length, each with room for `most_of_group` longest responses."""
+        """Returns shapes with rows of this length, which hold `most_of_group` longest responses."""
         rows = batches.prompts * -(-responses // most_of_group)
         if batches.demonstrations:
             rows = max(rows, -(-batches.demonstrations // (length // whole)))

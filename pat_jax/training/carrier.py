@@ -54,7 +54,7 @@ def carriers(
     With several processes, only TP degrees count at which each process holds all shards.
 
     Args:
-      source, target: all layouts of the trainer's, and of the rollouts' devices.
+      source, target: all layouts of the trainer's devices, and all of the rollouts' devices.
 
     Where experts are divided over several processes, some layouts have no carrier.
     """

@@ -2,9 +2,9 @@
 
     Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place in array
 
-A checksum is the same in every layout. `mix` is one to one, so a single different value always
-shows. Values in wrong places, such as those of swapped shards, show except with a chance of 1 in
-2^32.
+`number` is an array's index, and `place` a value's index in its array. So a checksum is the same in
+every layout. `mix` is one to one, so a single different value always shows. Values in wrong places,
+such as those of swapped shards, show except with a chance of 1 in 2^32.
 
 One program is compiled for each kind of array, which layers share: one program for all arrays of a
 model takes as long to compile as a training step.

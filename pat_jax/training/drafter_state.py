@@ -25,7 +25,7 @@ class DrafterState:
     """Shapes with shardings of a drafter's arrays. Every device has a whole copy of each."""
 
     always: Any = ()  # during updates and rollouts
-    in_updates: Any = ()  # during updates only; the memory of rollouts already counts it
+    in_updates: Any = ()  # counted for updates only: rollouts count them as their own
 
 
 def drafter_state(

@@ -17,13 +17,13 @@ from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.train_batch import MicroBatch
 
-# Float32 arrays in the parameters' shapes; with several groups, these are an axis before.
+# Float32 arrays in the parameters' shapes; with several groups, the group is a first axis.
 Gradients = Any
 
 
 @dataclass(frozen=True)
 class GroupGradients:
-    """How gradients are summed."""
+    """How gradients are summed over micro-batches and FSDP groups."""
 
     shardings: Any  # of gradients
     of_params: Any  # shardings of the trained parameters
@@ -43,7 +43,7 @@ class GroupGradients:
         """Does `Update.grad_step` for the rows of each group.
 
         Args:
-          update: of the model in the layout of one group.
+          update: the update whose model is in the layout of one group.
         """
         if self.groups is None:
             return update.grad_step(params, micro, grads, sums)

@@ -1,4 +1,4 @@
-"""Finds the loss of `--algorithm.loss`, a class of the user's own, and tries it before the run.
+"""Finds the loss of `--algorithm.loss`, a class of the user's own, and tries it out before the run.
 
 Knows the columns that a run has. Does not know models, devices or data.
 """
@@ -21,7 +21,7 @@ from pat_jax.rl.own_code import check_sent, module_of, source_of
 LOSSES = CACHE_DIR.parent / "losses"  # folder of the losses that this user's programs sent
 _OPTION = "algorithm.loss"
 _BASE = "pat_jax.rl.algorithm.losses.Loss (examples/loss.py shows one)"
-# Columns that not every run has, and with what a run has them.
+# Columns that only some runs have, and the options that give them.
 _COMES_WITH: Mapping[str, str] = {
     "reference_logprobs": "--algorithm.beta above 0",
     "teacher_logprobs": "--teacher.model, but not --teacher.top_k",

@@ -50,7 +50,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Roles:
-    """The handles of a run's models."""
+    """The trainers and readers of a run's models."""
 
     policy: Trainer
     readers: Mapping[str, Reader] = field(default_factory=dict)  # by the name of the role

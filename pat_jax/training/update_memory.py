@@ -142,8 +142,7 @@ def check_state(roles: Roles, limit: float) -> None:
 
 
 def lacking_state(roles: Roles, limit: float) -> str:
-    """Returns why a device has less than the least memory that an update needs; empty if it has
-    that."""
+    """Returns the message that a device has less memory than an update needs at least, or ""."""
     keeps_reference = REFERENCE in roles.readers
     every = (_lacking(role, limit, keeps_reference=keeps_reference) for role in roles.trained)
     return next(filter(None, every), "")

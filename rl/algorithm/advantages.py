@@ -112,7 +112,7 @@ class AdvantageEstimator:
     """Turns rewards into the advantage of each token.
 
     Args:
-      whiten: whether advantages are at the end centred and scaled over all tokens of the batch.
+      whiten: whether the advantages are finally centred and scaled over all tokens of the batch.
       beta: reduction of the reward per nat of KL to the reference policy.
 
     With a baseline, the KL of all tokens of a response is subtracted from its reward first. Without
@@ -138,8 +138,8 @@ class AdvantageEstimator:
         Args:
           rewards: reward of each response; NaN: it has none.
           lengths: tokens of each response.
-          kl: for each response, group by group, an estimate in nats at each of its tokens; needed
-            if beta > 0.
+          kl: for each response, group by group, the KL to the reference in nats, estimated at each
+            of its tokens; needed if beta > 0.
 
         Returns:
           The advantages of each response's tokens, group by group; NaN without a reward.

@@ -34,7 +34,7 @@ def switch_loss(sums: Mapping[str, Any]) -> Any:
     other. Without tokens the loss is 0.
 
     Args:
-      sums: sums by the names above, arrays of NumPy or JAX.
+      sums: arrays of NumPy or JAX, by the names at the top of this file.
 
     Reference: Fedus et al. 2021, https://arxiv.org/abs/2101.03961, eq. 4 to 6, for k experts per
     token. For one layer it equals transformers' `load_balancing_loss_func` with a mask.

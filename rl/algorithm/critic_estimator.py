@@ -1,4 +1,4 @@
-"""From rewards and a critic's values to advantages and returns. Runs on the host."""
+"""Computes advantages and returns from rewards and a critic's values. Runs on the host."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class CriticEstimator:
       gamma, lam: γ and λ.
       beta: β, the reduction of the reward per nat of KL to the reference policy.
       whiten: whether advantages are centred and scaled over all tokens of the batch.
-      whiten_rewards: whether token rewards are scaled first, their mean left as it is (TRL).
+      whiten_rewards: whether token rewards are scaled to variance 1 first; their mean stays.
 
     Reference: Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, appendix C; Huang et al. 2024,
     https://arxiv.org/abs/2403.17031, which lists details of implementations.

@@ -24,8 +24,8 @@ def gdpo_advantages(
     function that gives all responses of a group the same score adds exactly 0 there.
 
     Args:
-      scores: NaN: the function does not apply to the response, which then counts in none of the
-        function's means. A response without a score of any function has no advantage.
+      scores: what each reward function returned. NaN: the function does not apply to the response,
+        which then counts in none of its means. A response without any score has no advantage.
       weights: w, one for each function. A function of weight 0 is left out.
 
     Reference: Liu et al. 2026, https://arxiv.org/abs/2601.05242, section 3 (GDPO).

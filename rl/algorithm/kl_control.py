@@ -11,13 +11,13 @@ _LARGEST_ERROR = 0.2  # limit of |e|: one iteration multiplies β by at most 1 �
 
 @dataclass(frozen=True)
 class KLControl:
-    """β as a value: fixed without a target, else adapted after each iteration.
+    """The coefficient β: fixed without a target KL, else adapted after each iteration.
 
         e = clip(KL / target - 1, -0.2, 0.2)
         β ← β (1 + e n / horizon)
 
     So β grows while the policy is further from the reference than the target, and shrinks while it
-    is nearer. It starts from a positive number and stays positive, as n < 5 horizon.
+    is nearer. β stays positive, because it begins so and an iteration has n < 5 horizon responses.
 
     Reference: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
     """
@@ -30,9 +30,9 @@ class KLControl:
         """Returns the control for the next iteration.
 
         Args:
-          kl: KL(policy || reference) of this iteration in nats, in the unit of the target: a mean
-            over tokens, or over responses of the sum over their tokens. NaN, of an iteration
-            without responses, changes nothing.
+          kl: KL(policy || reference) of this iteration in nats, in the unit of the target: the mean
+            over tokens, or the mean over responses of the sum over their tokens. NaN, in an
+            iteration without responses, changes nothing.
           n: responses of this iteration.
         """
         if self.target is None or math.isnan(kl):

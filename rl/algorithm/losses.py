@@ -96,7 +96,7 @@ class Loss(ABC):
 
     @property
     def teacher_top_k(self) -> int:
-        """How many `TopTokens` of a teacher the loss reads at each position."""
+        """How many of a teacher's likeliest tokens the loss reads per position (`TopTokens`)."""
         return 0
 
     @property

@@ -122,8 +122,8 @@ def pack_rows(
 
 
 def fills(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> bool:
-    """Returns whether examples are enough to compute with, so that waiting for more saves no
-    padding: their micro-batches have little of it, or one of the largest shape is full.
+    """Returns whether it is time to compute with these examples, and not to wait for more. It is if
+    their micro-batches have little padding, or if one of the largest shape is full.
 
     The arguments are those of `pack_rows`.
     """

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.batches.packing import Shape
 
-AnyArray = Any  # a NumPy array from here, a JAX array inside a program
+AnyArray = Any  # a NumPy array on the host, a JAX array inside a program
 
 
 NOT_RECORDED = -1  # stands for an expert that is not recorded

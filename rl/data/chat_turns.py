@@ -60,7 +60,7 @@ def mark_turns(
     Args:
       messages: the chat; from index `first` on, at least one message must be the assistant's.
       first: messages before this index are context, whatever their role.
-      only: whether nothing but the assistant's turns is marked.
+      only: whether only the assistant's turns are marked, or the text between them as well.
     """
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))

@@ -13,7 +13,7 @@ ABSENT = object()  # the value of a column that a row lacks
 
 
 def lookup(fields: Mapping[str, object], key: str) -> object:
-    """Returns a row's value in a column, or `ABSENT`."""
+    """Returns a row's value in a column, or `ABSENT`. The key `a.b` is field b of column a."""
     if key in fields or "." not in key:
         return fields.get(key, ABSENT)
     head, _, rest = key.partition(".")
@@ -22,7 +22,7 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def present(record: Record, key: str) -> object:
-    """Returns a row's value in a column. Raises BadRow if it is missing or has half a character."""
+    """Returns a row's value in a column. Raises BadRow if it is missing or has a lone surrogate."""
     value = lookup(record.fields, key)
     record.read.append(key if key in record.fields else key.partition(".")[0])
     if value is ABSENT:

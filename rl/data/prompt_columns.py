@@ -34,8 +34,8 @@ _SYSTEM = ("system", "system_prompt", "system_message")
 
 
 def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> PromptText:
-    """Returns a row's prompt, with the other texts that belong to it. If a response `is_answered`
-    to it, the prompt may not end with the assistant's own."""
+    """Returns a row's prompt, with the other texts that belong to it. If the row has a response to
+    it (`is_answered`), the prompt may not end with the assistant's message."""
     prompt, name = text_or_chat(record, key), key.rpartition(".")[2].lower()
     if is_answered and not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
         expected = "a last message that the assistant answers, not one of its own"
@@ -110,7 +110,8 @@ def split_pair(
     *,
     is_guessed: bool,
 ) -> Split:
-    """Finds the prompt of a pair: what is `given` by its column, or what both texts begin with."""
+    """Finds the prompt of a pair: what is `given` by its column, or what both texts begin with. If
+    `is_guessed`, the column has a usual name other than `prompt`, such as `question`."""
     asked = flatten_messages(as_messages(given or "", "user")[-1:]).strip()
     answers = without_prompt(given or "", whole := (chosen, rejected))
     if isinstance(chosen, str) or isinstance(rejected, str):

@@ -40,11 +40,11 @@ AnySchema = TypeVar("AnySchema", bound="Schema")
 class Schema(ABC, Generic[AnyRow]):
     """Finds the columns that a file has, and makes a row of each of its records.
 
-    Subclasses have a text field for each use of a column: the name that the user gives, or "" for
-    the known names. `a.b` is field b of column a.
+    Subclasses have a field for each use of a column, such as prompt or answer. It holds the
+    column's name that the user gives, or "" for the known names. `a.b` is field b of column a.
     """
 
-    ROWS: ClassVar[str]  # what rows are called
+    ROWS: ClassVar[str]  # what rows are called in messages
     KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # names by use; default: the use itself
     EXPECTED: ClassVar[str]  # what a file must have and how columns are named, for messages
 

@@ -197,7 +197,7 @@ class PairRow(Row):
     """
 
     margin: float  # by how much the reward of `chosen` should exceed that of `rejected`
-    subset: str  # of RewardBench, which gives its accuracy for each
+    subset: str  # name of RewardBench's subset, each with its own accuracy; "": none
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,6 @@ class ScoresByFunction:
 
     @property
     def has_signal(self) -> Bool[np.ndarray, " groups"]:
-        """For each group, whether a function with a weight gave its responses different scores."""
+        """For each group, whether a function whose weight is not 0 tells its responses apart."""
         counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
         return np.any(counted, axis=0)

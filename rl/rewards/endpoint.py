@@ -43,7 +43,7 @@ class RewardEndpoint:
     Args:
       num_calls: most calls at a time.
       retries: further tries if the program cannot be reached or answers 429 or 5xx. Waits between
-        them grow, or follow its `Retry-After`. Each try has the time of a call.
+        them grow, or follow its `Retry-After`. Each try has the time limit of a call.
       token: sent as `Authorization: Bearer`, and never shown in messages; empty: nothing is sent.
 
     Raises UserError if `url` is not an address.

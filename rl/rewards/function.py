@@ -68,9 +68,9 @@ class ScoredFunction:
 
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
         """Calls the function once, for made-up responses, with the time limit of a group. Returns a
-        warning if it raised or returned no number: it may still score real responses. Returning
-        None is a failure only if it `is_alone`, the only function. Raises UserError if the function
-        cannot be called, does not return one value per response, hangs or crashes."""
+        warning if it raised or returned no number: it may still score real responses. None counts
+        as no number only if the function `is_alone`, without others. Raises UserError if the
+        function cannot be called, does not return one value per response, hangs or crashes."""
         outcome = self._tried(responses, self._timeout * group_size)
         if outcome.mistake:
             raise UserError(outcome.mistake)

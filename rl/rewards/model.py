@@ -97,7 +97,7 @@ class RewardModel:
         return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
 
     def ask(self) -> None:
-        """Has the thread score what waits for more texts, and returns at once."""
+        """Has the thread score the texts that wait for a full batch, and returns at once."""
         if self._gathering is not None:
             self._gathering.ask()
 

@@ -57,7 +57,7 @@ class Outcome:
     @classmethod
     def of_json(cls, answer: Mapping[str, Any], count: int) -> "Outcome":
         """Returns the outcome for `count` responses that `asdict` and JSON have written. Raises
-        ValueError, TypeError, KeyError, OverflowError or AttributeError if it is none."""
+        ValueError, TypeError, KeyError, OverflowError or AttributeError if `answer` is not one."""
         failure = answer["failure"]
         outcome = cls(
             scores=[_score(score) for score in answer["scores"]],

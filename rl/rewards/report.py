@@ -72,7 +72,8 @@ def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failur
 def _failures(
     row: int, scores: Sequence[FunctionScores], total: Failure | None
 ) -> list[tuple[str, Failure]]:
-    """Returns who failed at a response, and how. None counts only if no function applies."""
+    """Returns which rewards failed at a response, and how. A function that returned None counts
+    only if no function applies."""
     failed = [(f"reward {one.spec!r}", one.scores[row]) for one in scores]
     found = [(who, score) for who, score in failed if isinstance(score, Failure)]
     if total is None or total.cause is not Cause.NONE:

@@ -68,7 +68,7 @@ def weighted_sum(
     functions: Sequence[FunctionScores],
 ) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
     """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response. A response without
-    one has NaN; a reason is returned for each such response.
+    such a sum has NaN, and the reason is returned as well.
 
     A function that returned None does not apply. A function of weight 0 is only measured: neither
     its score nor its failure has an effect. If another function fails, or none applies, there is no

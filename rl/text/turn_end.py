@@ -13,8 +13,8 @@ _LONGEST = 1000  # characters; a template that writes more behind an answer is b
 
 
 def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
-    """Adds the token with which the chat template ends an answer to `eos_ids`, if it is none of
-    them. `note` says so, or that the template ends answers with a text of usual tokens."""
+    """Adds the token with which the chat template ends an answer to `eos_ids`, if it is not there.
+    `note` tells the user so, or that the template ends answers with a text of usual tokens."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
     special, own = tokenizer.special, " or ".join(tokenizer.eos_texts)
     tokens = [x for x in tokenizer.encode(behind) if x not in special.beginning]
