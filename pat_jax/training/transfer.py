@@ -71,7 +71,7 @@ class Transfer:
     """Sends the policy to the rollout, and checks that the bits that arrive are those sent.
 
     The policy is sent with adapters beside their weights. Declares a program `transfer` to each
-    layout, a `checksum` of what is sent and of what arrived, and `score`, which computes
+    layout, and a `checksum` of what is sent and of what arrived. The program `score` computes
     log-probabilities with what is sent. Without receivers it declares none of these.
     """
 

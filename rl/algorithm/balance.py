@@ -25,7 +25,7 @@ def zero_sums(layers: int, experts: int) -> dict[str, Array]:
 
 
 def switch_loss(sums: Mapping[str, Any]) -> Any:
-    """Returns the load-balancing loss: k if tokens are spread evenly, num_experts at worst.
+    """Returns the load-balancing loss: k, the experts per token, if even; num_experts at worst.
 
         f_e = LOAD_e / TOKENS,  P_e = PROBABILITY_e / TOKENS
         loss = mean over layers of num_experts * Σ_e f_e * P_e

@@ -15,7 +15,7 @@ _SEED = 0x5EED  # of the rounding's random draws; each update folds its number i
 
 
 class KeptState(NamedTuple):
-    inner: optax.OptState  # state of the wrapped optimizer, its float32 arrays cast to bfloat16
+    inner: optax.OptState  # state of the wrapped optimizer, its float32 arrays kept in bfloat16
     count: Int[Array, ""]  # number of updates; it seeds the rounding of each
 
 

@@ -21,7 +21,7 @@ PASS_COST = 1 / 32
 # of PPO on 8 to 32 H100 that compute gradients during the rollout.
 FULL = 0.8
 MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the largest
-MOST_OF_LONGER = 0.75  # largest ratio of a shorter bucket's length to that of the next one used
+MOST_OF_LONGER = 0.75  # largest ratio of the lengths of two different buckets that shapes use
 
 
 class Prefix(NamedTuple):
@@ -96,7 +96,7 @@ def pack_rows(
 
     Full micro-batches of the largest shape come first, each row filled with the examples that fit.
     The remaining examples go into one micro-batch of the smallest shape that holds them. They go
-    into several smaller ones instead if these have fewer tokens together.
+    into several smaller ones instead if these cost less in tokens, with `PASS_COST` for each.
 
     An example goes to the first row that has its prefix and room for its own tokens, else to the
     first with room for all of it. So several rows may hold the same prefix. Three ways are tried:

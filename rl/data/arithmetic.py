@@ -3,11 +3,11 @@
     prompt    a3b+8c*5d+9=               from left to right, every value modulo 10
     response  b3+8=1;c1*5=5;d5+9=4;#4    letter, value so far, operand copied, new value; answer
 
-A term takes 3 tokens of the prompt and 7 of the response, so the response's length follows the
-number of terms, which is drawn from a power law. The reward is exact (`rewards.exact`). A
-transformer of less than a million parameters learns the task in some hundred supervised steps. Half
-of the demonstrations guess the answer, so a policy that imitates them solves about half of the
-problems, and reinforcement can gain the rest.
+A term takes 3 tokens of the prompt and 7 of the response. So a response's length follows the number
+of terms, which is drawn from a power law. The reward is exact (`rewards.exact`). A transformer of
+less than a million parameters learns the task in some hundred supervised steps. Half of the
+demonstrations guess the answer, so a policy that imitates them solves about half of the problems,
+and reinforcement can gain the rest.
 
 Knows characters, digits and random draws. Does not know models or training.
 """

@@ -141,8 +141,8 @@ class PairReader:
     bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> PairSplits:
-        """Reads all files, and holds out a share of the rows, by a hash of the prompt or, if it is
-        not known, of the chosen text. Raises UserError if a file or a row cannot be used."""
+        """Reads all files, and holds out a share of the rows. A hash of the prompt or, without one,
+        of the chosen text decides. Raises UserError if a file or a row cannot be used."""
         report = RowReport(self.bad_rows)
         found = PairSplits(self.max_length, self.option, report)
         for _, row in read_rows(paths, self.schema, report):

@@ -28,7 +28,7 @@ class RowReport:
 
     @contextmanager
     def row(self, where: str = "") -> Iterator[None]:
-        """Leaves out a row (at `where`) if a BadRow is raised inside, or raises UserError."""
+        """Leaves out a row (at `where`) whose error is raised inside, or raises UserError."""
         try:
             yield
         except (BadRow, ChatTemplateError) as error:
