@@ -1,8 +1,8 @@
-"""The weights of a policy that may have an adapter, under PEFT's module names, and those that
-targets name.
+"""Which weights of a policy may have an adapter, and which of them the user's targets choose.
 
-PEFT follows transformers 5, where a layer's experts are two stacks, `gate_up_proj` and `down_proj`.
-Here `gate_up_proj` is two weights, gate and up, whose adapters share one a, as in PEFT 0.21.
+Modules have PEFT's names, which are those of transformers 5: a layer's experts are two stacks,
+`gate_up_proj` and `down_proj`. Here `gate_up_proj` is two weights, gate and up, whose adapters
+b · a share the factor a, as in PEFT 0.21.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 
-# PEFT's name for all linear layers but the output head; in a model with experts only attention's.
+# PEFT's name for all linear layers except the output head; with experts, for those of attention.
 ALL_LINEAR = "all-linear"
-# For a layer with experts: PEFT's module, and which part of the module's outputs a weight is.
+# For each weight of a layer with experts: PEFT's module, and the index of the weight in it.
 _SPARSE = {
     "router": ("gate", None),
     "gate": ("experts.gate_up_proj", 0),
@@ -31,9 +31,9 @@ class Linear:
     """Describes the adapter that a weight may have."""
 
     module: str
-    num_in: int  # trailing dimensions that a product with the weight sums over; 0: no adapter
-    part: int | None = None  # part of the adapter's outputs, where several weights share its a
-    is_scalar_head: bool = False  # trained as a whole, beside the adapters of other weights
+    num_in: int  # number of trailing dimensions that a product sums over; 0: no adapter
+    part: int | None = None  # index among the weights that share the adapter's a; None: not shared
+    is_scalar_head: bool = False  # the weight itself is trained, without an adapter
 
     @property
     def is_stack(self) -> bool:
@@ -81,8 +81,8 @@ def _linear(
 
 
 def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
-    """Returns the modules that may have an adapter and that the targets name (see `Lora.of`).
-    Raises UserError if one of them matches none."""
+    """Returns the modules that `targets` name (see `Lora.of`), of those that may have an adapter.
+    Raises UserError if a target names none of them."""
     linear, chosen = linear_modules(policy), set[str]()
     for target in targets:
         end = f".{target.removesuffix('.weight')}"
@@ -97,7 +97,7 @@ def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _unmatched(where: str, target: str, linear: Sequence[str], policy: Policy) -> UserError:
-    """Returns the error for a target with which no name of a linear layer ends."""
+    """Returns the error for a target that is not the end of any linear layer's name."""
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
     all_of_these = "these"

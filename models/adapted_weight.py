@@ -13,14 +13,14 @@ Axes = tuple[str | None, ...]  # names of an array's dimensions
 
 @pytree_dataclass
 class AdaptedWeight:
-    """weight + b · a, which products never multiply out.
+    """A weight and its adapter: acts as weight + b · a in products, which never form this matrix.
 
     In a stack of experts the first dimension of all three is the expert. The leaves may also be
     shapes, axis names or shardings in place of arrays."""
 
     weight: Any  # [*out, *in]; may be a `QuantizedWeight` in a copy that only generates
     a: Any  # [rank, *in], or [experts, rank, in]
-    b: Any  # [*out, rank], scale included, or [experts, out, rank]
+    b: Any  # [*out, rank], or [experts, out, rank]; already multiplied by the adapter's scale
 
     @property
     def contracted(self) -> int:
@@ -44,7 +44,7 @@ class AdaptedWeight:
 
 
 def adapter_axes(axes: Axes, contracted: int, *, is_stack: bool) -> tuple[Axes, Axes]:
-    """Returns the axes of a and b, taken from the weight's own `axes`; the rank is never split.
+    """Returns the axis names of a and b, from those of the weight. The rank's is None: never split.
 
     Args:
       contracted: number of trailing dimensions of the weight that a product sums over.

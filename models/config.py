@@ -7,7 +7,7 @@ from typing import Literal
 
 Head = Literal["vocab", "scalar"]
 
-# Fields that say how arrays are padded for the devices at hand. Saved arrays are zero there.
+# Fields that say how arrays are padded for the devices at hand. Saved arrays have zeros as padding.
 PADDING = ("vocab_multiple", "query_multiple")
 
 
@@ -57,13 +57,13 @@ class ModelConfig:
     # What the model predicts at each position: logits of the vocabulary, or one number (a reward
     # model, a critic).
     head: Head = "vocab"
-    head_bias: bool = False  # of a scalar head
+    head_bias: bool = False  # whether a scalar head has a bias
     # Tokens of the longest sequence, prompt and response, that rotary positions support, with their
     # scaling: 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768
     experts: ExpertsConfig | None = None
-    vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
-    query_multiple: int = 1  # query heads per KV head are padded to it, with heads that add nothing
+    vocab_multiple: int = 128  # the embedding's rows are padded to a multiple, in every layout
+    query_multiple: int = 1  # query heads per KV head are padded to a multiple, with heads of zeros
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer number `layer` has experts."""
@@ -86,7 +86,7 @@ class ModelConfig:
 
     @property
     def routes_shape(self) -> tuple[int, int]:
-        """Shape of one token's routes: layers with experts, and experts per token in each."""
+        """Shape of one token's chosen experts: number of layers with experts, experts per token."""
         return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
 
     @property
@@ -107,12 +107,12 @@ class ModelConfig:
 
     @property
     def head_outputs(self) -> int:
-        """Numbers that the head computes for each token, those of padding left out."""
+        """How many numbers the head computes for each token, without the vocabulary's padding."""
         return self.vocab_size if self.head == "vocab" else 1
 
     @property
     def padded_head_outputs(self) -> int:
-        """Numbers that the head computes for each token, with the vocabulary's padding."""
+        """How many numbers the head computes for each token, with the vocabulary's padding."""
         return self.padded_vocab_size if self.head == "vocab" else 1
 
     def unpadded(self, shape: Sequence[int], axes: Sequence[str | None]) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ class Routed(NamedTuple):
     """The choices of a layer's router for some tokens, and statistics of them."""
 
     experts: Int[Array, "rows length k"]  # the router's own choice, likeliest first
-    # Sums over the real tokens, in float32: how many would choose each expert, each expert's
-    # probability, and the entropy of the distribution over experts, in nats.
+    # Sums over the real tokens, in float32: how many tokens would choose each expert, each expert's
+    # probability, and the entropy of the router's distribution, in nats.
     load: Float[Array, " num_experts"]
     probability: Float[Array, " num_experts"]
     entropy: Float[Array, ""]
@@ -77,8 +77,8 @@ class Experts(nnx.Module):
     ) -> tuple[Float[Array, "rows length embed"], Routed]:
         """
         Args:
-          is_real: whether each token is real; other tokens have no expert and the output 0.
-          recorded: the experts to compute each token, NOT_RECORDED where the router chooses.
+          is_real: whether each token is real; padding has no expert and the output 0.
+          recorded: the experts that compute each token; NOT_RECORDED where the router chooses.
         """
         logits = linear(x, self.router.get_value(), dtype=jnp.float32)
         # Among equal logits the lower index wins, on every back end.
@@ -129,7 +129,7 @@ def _compute(
     num_experts: int,
     kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length embed"]:
-    """Output of the experts on this device, numbered from `first`, for some rows."""
+    """Sums the weighted outputs of this device's experts, which are numbered from `first`."""
     x, chosen, weights = rows
     k = chosen.shape[-1]
     num_rows = x.shape[0] * x.shape[1]

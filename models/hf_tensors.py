@@ -1,9 +1,9 @@
 """Names and shapes of each parameter in Hugging Face checkpoints, for reading and writing.
 
-Both store a linear layer as [out, in]. Hugging Face has all heads in one dimension; here they are
-[kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
-merging the dimensions never moves a value. Padding is at the end of a dimension. A layer's experts
-are one parameter here, and one tensor per expert in a checkpoint ("there" below).
+Checkpoints ("there" below) and pat_jax ("here") store a linear layer as [out, in]. There all heads
+are one dimension; here they are [kv_heads, queries_per_kv, head_dim]. Head number h is kv_head *
+queries_per_kv + query, so splitting or merging the dimensions never moves a value. Padding is at
+the end of a dimension. A layer's experts are one parameter here, and one tensor per expert there.
 """
 
 import math
@@ -19,8 +19,8 @@ from pat_jax.models.policy import Params, Policy
 
 
 class _Form(Enum):
-    INPUT = auto()  # to heads or hidden units: [out, embed] there, [*out, embed] here
-    OUTPUT = auto()  # from them: [embed, in] there, [embed, *in] here
+    INPUT = auto()  # reads the residual stream: [out, embed] there, [*out, embed] here
+    OUTPUT = auto()  # writes to the residual stream: [embed, in] there, [embed, *in] here
     VECTOR = auto()  # norms and biases: one dimension there
     EXPERTS = auto()  # [out, in] of each expert there, [experts, out, in] here
 
@@ -90,7 +90,7 @@ class HFTensor:
 
     @property
     def module(self) -> str:
-        """Name of the module whose weight it is; the tensor's own name if it is not a weight."""
+        """Name of the module whose weight the tensor is; of a bias, the tensor's own name."""
         return self.name.removesuffix(".weight")
 
     @property
@@ -118,7 +118,7 @@ class HFTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape in a checkpoint of one tensor."""
+        """Shape of one tensor in a checkpoint."""
         shape = self.native_shape
         match self.form:
             case _Form.INPUT:
@@ -131,11 +131,11 @@ class HFTensor:
                 return self.part_shape
 
     def to_native(self, stored: np.ndarray) -> np.ndarray:
-        """Returns a view of a stored tensor in our shape; nothing is copied."""
+        """Returns a view of a checkpoint's tensor in pat_jax's shape, `part_shape`."""
         return stored.reshape(self.part_shape)
 
     def to_stored(self, native: np.ndarray) -> np.ndarray:
-        """Reshapes an array of ours, padded or not, or one part of it, to the stored shape."""
+        """Reshapes one tensor of pat_jax, with or without padding, to its shape in a checkpoint."""
         unpadded = native[tuple(slice(length) for length in self.part_shape)]
         return unpadded.reshape(self.stored_shape)
 
@@ -165,8 +165,8 @@ def hf_tensors(policy: Policy) -> Params:
 
 
 def usual_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps names of tensors to those of transformers' classes with a head. A prefix that all layers
-    share, such as that of a wrapper in PyTorch, is taken off, and that of the classes put on."""
+    """Maps names of tensors to those in transformers' models with a head. Removes a prefix that all
+    layers share, such as that of a PyTorch wrapper, and adds `model.` where it is missing."""
     names = list(names)
     prefixes = {found[1] for name in names if (found := _LAYER.match(name))}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-Params = Any  # of one layer, a pytree of arrays
-Beside = Any  # what a layer returns beside its output, a pytree of arrays
-# One layer's parameters and its input -> its output.
+Params = Any  # the parameters of one layer, a pytree of arrays
+Beside = Any  # what a layer returns in addition to its output, a pytree of arrays
+# (a layer's parameters, its input) -> (its output, what else it returns)
 Run = Callable[[Params, Array], tuple[Array, Beside]]
 
 
 def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
-    """Applies the layers to x in turn. Returns the output, and a list of the layers' further
-    results."""
+    """Applies the layers to x in turn. Returns the last output, and a list of what else each layer
+    returned."""
     beside = []
     for params in layers:
         x, more = run(params, x)
@@ -32,7 +32,7 @@ def scanned(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[B
     """Like `unrolled`, but neighbouring layers with equal shapes run in one loop (`jax.lax.scan`).
 
     A loop reads the layers' parameters from a stacked copy in x's dtype, to which layers cast them
-    anyway. The gradients come as such a copy, too.
+    anyway. The backward pass makes the gradients as such a stack, too.
     """
 
     def stack(*of: Array) -> Array:

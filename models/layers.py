@@ -15,7 +15,7 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
-FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
+FEW_TOKENS = 64  # with so many tokens or fewer, a CPU multiplies weights by `_streamed`
 BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
 
 
@@ -37,8 +37,8 @@ def linear(
 
     Args:
       weight: [*out, *in], so that the inputs of one output are contiguous in memory. If it is
-        quantized, the sums over its values are scaled, in float32. If it is adapted, (x · aᵀ) · bᵀ
-        is added to the result.
+        quantized, its values are multiplied first, and the sums then scaled, in float32. If it is
+        adapted, (x · aᵀ) · bᵀ is added to the result.
       dtype: dtype of the sums and the result; x's if not given.
     """
     if isinstance(weight, AdaptedWeight):
@@ -203,7 +203,7 @@ def attend_where(
     values: Float[Array, "rows kv_heads context head_dim"],
     visible: Bool[Array, "rows length context"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention of few queries; each sees at least one key."""
+    """Softmax attention of each query to its `visible` keys, of which there must be one."""
     scores = jnp.where(visible[:, None, None, :, :], attention_scores(queries, keys), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", weights, values)
@@ -215,12 +215,12 @@ def sees(
     start: Int[Array, "*shape"],
     trunk: Int[Array, "*shape"] | None,
 ) -> Bool[Array, "*shape"]:
-    """Whether query number `turn` of a row, whose first query is in column `start`, sees the key in
-    column `column`.
+    """Whether query number `turn` of a row sees the key in column `column` of the row's cache.
 
     Args:
+      start: column of the row's first query.
       trunk: number of queries behind the first that form the trunk. Later queries form a branch,
-        which begins behind the first query and does not see the trunk. None: no row branches.
+        which continues the first query and does not see the trunk. None: no row has a branch.
     """
     is_before = column <= start + turn
     if trunk is None:

@@ -1,7 +1,7 @@
 """Low-rank adapters of a policy's linear layers (LoRA, arXiv 2106.09685).
 
-Knows which parameters have an adapter and what a policy with them is. A scalar head has none: it
-is small, and trained as a whole beside them. Does not know how adapters are trained or stored
+Knows which parameters have an adapter, and what a policy with adapters is. A scalar head has none:
+it is small, and its own weights are trained. Does not know how adapters are trained or stored
 (`peft_adapter.py`).
 """
 
@@ -35,21 +35,21 @@ class Adapter:
     b: Any
 
 
-# Each `Adapter` by its module of `linear_modules`, such as model.layers.0.mlp.up_proj; the arrays of
-# a scalar head by theirs, score and score.bias.
+# The `Adapter` of each module, by the module's name, such as model.layers.0.mlp.up_proj; and the
+# arrays of a scalar head, as score and score.bias.
 Adapters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Lora:
-    """The static half of a policy's adapters: which modules have one, rank and alpha."""
+    """What is fixed of a policy's adapters: which modules have one, their rank and alpha."""
 
     policy: Policy
     rank: int
     alpha: float
     modules: tuple[str, ...]  # modules that have an adapter
-    # Whether the adapter of gate and up has twice the rank at the same scale, as PEFT makes it
-    # where each of the two was to have an adapter.
+    # Whether the adapter that gate and up share has twice the rank at the same scale, as PEFT makes
+    # it where gate and up were two targets.
     doubles_gate_up: bool = False
 
     @classmethod
@@ -60,13 +60,14 @@ class Lora:
         Args:
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
-            `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
+            `gate.weight`. `all-linear` names every linear layer; in a model with experts, only
+            the linear layers of attention.
         """
         return cls(policy, rank, alpha, targeted(policy, targets))
 
     @property
     def scale(self) -> float:
-        """The factor of the product b · a."""
+        """The number by which the product b · a is multiplied."""
         return self.alpha / self.rank
 
     @property
@@ -81,7 +82,7 @@ class Lora:
 
     @property
     def active_weights(self) -> int:
-        """Number of weights that one token is multiplied with; only its own experts count."""
+        """Number of weights that compute one token: of a stack, only the token's experts count."""
         stacks = sum(_size(x) for name, x in self.unpadded.items() if is_stack(name))
         if not stacks:
             return self.num_weights
@@ -171,15 +172,15 @@ class Lora:
 
     @property
     def factors(self) -> Any:
-        """The tree of factors by which the result of `beside_each` is multiplied to get that of
-        `attach`."""
+        """A tree of numbers: `attach` returns what `beside_each` returns, multiplied by them."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
         factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
-        """Returns the policy `kept`, which is this policy in some weight format, with adapters
-        beside its weights."""
+        """Returns the policy `kept` with the adapters' shapes added to those of its weights.
+
+        `kept` is this policy in some weight format."""
         shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
         return replace(kept, abstract_params=shapes)
 
@@ -195,8 +196,8 @@ class Lora:
         return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
-        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights. The leaves
-        of a scalar head are taken as they are."""
+        """Makes each module's adapter by `describe`, from the leaves of `tree` for its weights. The
+        leaves of a scalar head are taken as they are."""
         chosen, made = set(self.modules), Adapters()
         for linear, leaf in self._described(tree):
             if linear.module not in chosen:

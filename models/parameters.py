@@ -51,10 +51,10 @@ zeros = jax.nn.initializers.zeros
 
 @lru_cache
 def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
-    """Standard deviation 1/√(fan_in · num_residuals): sums over inputs, and over the layers that
-    write to the residual stream, start at unit scale. Equal arguments give the same object, so that
-    equal configurations make equal trees.
-    """
+    """Normal values of standard deviation 1/√(fan_in · num_residuals).
+
+    Sums over the inputs, and over layers that write to the residual stream, begin at unit scale.
+    Equal arguments give the same object, so that equal configurations make equal trees."""
     return jax.nn.initializers.normal((fan_in * num_residuals) ** -0.5)
 
 
@@ -67,7 +67,7 @@ def orthonormal(scale: float) -> Initializer:
 
 @lru_cache
 def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
-    """Initializes the unpadded part as `init` would an array of that shape; the padding is zero.
+    """Initializes the part of shape `unpadded` by `init`, and the padding behind it with zeros.
 
     Equal arguments give the same object."""
 

@@ -20,7 +20,7 @@ Names = tuple[str | None, ...]  # axis names of an array's dimensions
 
 
 class Rows(NamedTuple):
-    """Tokens on their way to their experts; `batch` is the first dimension of each array."""
+    """Tokens on their way to their experts. Layouts split the first dimension, as `batch`."""
 
     x: Any  # [rows, length, embed]
     chosen: Any  # int[rows, length, k]: experts; below 0: none
@@ -35,7 +35,7 @@ ByExpert = Callable[[Rows, Any, Array | int], Array]
 class Partition:
     """How a model's arrays are split. Equal partitions split alike and share traced programs.
 
-    In this one the model sees every array whole, on devices of any kind."""
+    With this base class the model sees every array whole, on devices of any kind."""
 
     @property
     def kernels(self) -> Kernels:
@@ -58,7 +58,7 @@ class Partition:
         return 0
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """Pins how an activation is split, one name or None for each dimension."""
+        """Fixes how an activation is split: by one axis name, or None, for each dimension."""
         del axes
         return x
 

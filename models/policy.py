@@ -21,7 +21,7 @@ from pat_jax.models.weight_formats import (
     stored,
 )
 
-# A pytree of arrays, one leaf per parameter; more if it is quantized or has an adapter beside it.
+# A pytree of arrays, one leaf per parameter; several for one that is quantized or has an adapter.
 Params = nnx.State
 
 
@@ -56,10 +56,9 @@ class Policy:
     def init(
         self, seed: int, shardings: Params | None = None, dtype: jnp.dtype = jnp.float32
     ) -> Params:
-        """Returns random parameters, each made on its own shards.
+        """Returns random parameters, each computed on the devices that hold it.
 
-        One small program runs for each shape: one large program for the model takes minutes to
-        compile.
+        One small program runs for each shape: one large program for all takes minutes to compile.
         """
         variables, tree = jax.tree.flatten(self.abstract_params, is_leaf=_is_variable)
         placed = [None] * len(variables)
@@ -104,7 +103,7 @@ class Policy:
         return jax.tree.map(kept, self.abstract_params, is_leaf=is_quantized)
 
     def store(self, params: Params, dtype: jnp.dtype) -> Params:
-        """Converts float32 parameters to this policy's format: `dtype`, or quantized."""
+        """Converts float32 parameters to this policy's format: to `dtype`, or quantized."""
         return jax.tree.map(
             lambda like, x: stored(x, like, dtype),
             self.abstract_params,
@@ -130,7 +129,7 @@ def initialize(
     sharding: jax.sharding.Sharding | QuantizedWeight | None,
     dtype: jnp.dtype,
 ) -> Callable[[jax.Array], jax.Array | QuantizedWeight]:
-    """Returns a compiled function from a random key to one parameter on its shards."""
+    """Returns a compiled function that makes one parameter, sharded, from a random key."""
 
     def make(key: jax.Array) -> jax.Array | QuantizedWeight:
         return stored(init(key, like.shape, jnp.float32), like, dtype)

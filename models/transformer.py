@@ -84,7 +84,7 @@ class Output(NamedTuple):
     """The output of a transformer."""
 
     hidden: Float[Array, "rows length embed"]  # after the final norm
-    cache: tuple[Any, ...] | None  # with these tokens written into it
+    cache: tuple[Any, ...] | None  # each layer's cache, with the tokens of this call written
     # For the layers that have experts, in their order: `experts` is int16[rows, length, layers, k],
     # sums have the layers as first dimension, `margin` is float32[rows, length, layers].
     routed: Routed
@@ -145,7 +145,7 @@ class Transformer(nnx.Module):
         return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
     def _runner(self, positions: Array, **how: Any) -> RunLayer:
-        """Returns a function that runs one layer, dense or sparse, on an input and a cache."""
+        """Returns a function that runs one layer, with or without experts, on input and cache."""
         how |= {
             "positions": positions,
             "rotation": angles(positions, rope_frequencies(self.config)),
@@ -222,8 +222,8 @@ def values(
 def _without_caches(
     run: RunLayer, layers: Sequence[OfLayer], x: Array, *, is_loop: bool
 ) -> tuple[Array, Sequence[Routed | None]]:
-    """Runs layers, as a loop or one by one. Returns the last output, and what the routers of each
-    layer return."""
+    """Runs the layers, in a compiled loop or unrolled. Returns the last layer's output, and what
+    each layer's router returned (None: it has none)."""
 
     def one(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
         x, _, of_layer = run(layer, x, None)
@@ -235,8 +235,8 @@ def _without_caches(
 def _with_caches(
     run: RunLayer, layers: Sequence[OfLayer], x: Array, caches: Sequence[Cache]
 ) -> tuple[Array, tuple[Any, ...], list[Routed | None]]:
-    """Runs layers that write to their caches. Returns the last output, the caches as they are then,
-    and what the routers of each layer return."""
+    """Runs the layers, which write to their caches. Returns the last layer's output, the new caches
+    and what each layer's router returned (None: it has none)."""
     written, routed = [], []
     for layer, cache in zip(layers, caches, strict=True):
         x, cache_after, of_layer = run(layer, x, cache)
@@ -246,11 +246,7 @@ def _with_caches(
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
-    """Stacks what the routers of all layers return.
-
-    Args:
-      shape: the shape of the tokens.
-    """
+    """Stacks what the routers of all layers returned for tokens of this `shape`, [rows, length]."""
     if not routed:
         none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
         return Routed(none, sums, sums, jnp.zeros(0), jnp.zeros((*shape, 0)))

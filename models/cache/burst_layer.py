@@ -1,9 +1,9 @@
-"""The KV cache during one decode burst: dense rows, the burst's own tokens at their end.
+"""The KV cache during one decode burst: each row's pages as one contiguous copy.
 
 Gathering a row's pages costs as much as attending over them, so a burst gathers them once. New
 tokens fill the columns from the last one down: column -1 - c takes the token of step c of every
 row, in one update for all rows. A row has at least as many free columns as it gets new tokens, so
-the two never meet. Softmax does not depend on the order of the keys. When the burst ends, the new
+these overwrite nothing. Softmax does not depend on the order of the keys. When the burst ends, its
 tokens are copied to the pages. Back ends use this form where no kernel reads pages in place.
 """
 
@@ -30,15 +30,15 @@ class BurstLayer:
     # Keys are transposed: XLA:CPU then multiplies them with queries in as little as half the time.
     keys: Float[Array, "rows*kv_heads head_dim length"]
     values: Float[Array, "rows*kv_heads length head_dim"]
-    start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
-    steps: int  # columns, counted from the last, that new tokens may take
+    start: Int[Array, " rows"]  # number of tokens in the pages: first new position
+    steps: int  # number of columns, counted from the last, that new tokens may take
 
     @classmethod
     def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
         """Gathers the pages before a burst of at most `steps` steps.
 
-        Row r's first query will be at position `start[r]`. The layer's table must cover all tokens
-        that each row has at the end of the burst.
+        Row r's first query will be at position `start[r]`. The layer's table must have pages for
+        all tokens that a row has at the end of the burst.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         return cls(jnp.swapaxes(keys, 1, 2), values, start, min(steps, values.shape[1]))

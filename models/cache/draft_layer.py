@@ -5,8 +5,8 @@ draft tokens. Layers that compute token by token take the line as it is. Attenti
 by row, so that a row's keys and values are read once for all of its tokens.
 
 A row may have two drafts that begin with different tokens: a trunk and, behind it, a *branch*. Each
-sees the row's newest token and its own tokens. A branch token's slot in the cache is not its
-position.
+sees the row's newest token and its own tokens. A branch token's slot (its index in the row's cache)
+is not its position in the sequence.
 
 Rows advance by different numbers of tokens. Rejected draft tokens stay in the cache behind the
 row's newest token, where nothing sees them, until the next step overwrites them. An accepted branch
@@ -27,15 +27,15 @@ from pat_jax.models.layers import MASKED, sees
 
 
 class Line(NamedTuple):
-    """The tokens of all rows, concatenated: the row of each token, and its index among the row's
-    tokens (`turn`)."""
+    """One step's tokens of all rows, concatenated. `tokens` counts the places of the line, `turns`
+    the most tokens of a row."""
 
     row: Int[Array, " tokens"]
-    is_taken: Bool[Array, " tokens"]  # whether a token is in this place of the line
-    turn: Int[Array, " tokens"]  # index among the tokens of its row, from 0
-    place: Int[Array, "rows turns"]  # index in the line; arbitrary for turns that a row lacks
+    is_taken: Bool[Array, " tokens"]  # whether this place of the line holds a token
+    turn: Int[Array, " tokens"]  # each token's index among the tokens of its row, from 0
+    place: Int[Array, "rows turns"]  # where in the line; arbitrary for tokens that a row lacks
     start: Int[Array, " rows"]  # position of each row's first token
-    # Turns above `trunk` belong to the row's branch; None: no row has a branch.
+    # Number of draft tokens in the trunk; later ones are the branch. None: no row has a branch.
     trunk: Int[Array, " rows"] | None = None
 
     def by_row(self, x: Float[Array, "1 tokens *rest"]) -> Float[Array, "rows turns *rest"]:
@@ -46,8 +46,8 @@ class Line(NamedTuple):
 
     @property
     def turns(self) -> Int[Array, " turns"]:
-        """All values of `turn`. Rows with fewer tokens lack some of them; what is written for these
-        is never read."""
+        """All values of `turn`. Where a row has fewer tokens, what is written for the others is
+        never read."""
         return jnp.arange(self.place.shape[1])
 
     @property
@@ -69,7 +69,7 @@ class Line(NamedTuple):
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
-        """Returns an order of the draft tokens that puts the branch first in rows that took it."""
+        """Returns an order of each row's draft tokens: if `taken`, the branch first; else as is."""
         assert self.trunk is not None, "a line with branches"
         draft = self.place.shape[1] - 1
         return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
@@ -78,8 +78,8 @@ class Line(NamedTuple):
 class DraftPages(NamedTuple):
     """The paged cache of one layer, for kernels that read pages in place.
 
-    A row's new tokens may lie in several pages. Its table reaches as far as its last turn; entries
-    behind the row's pages are NULL_PAGE.
+    A row's new tokens may lie in several pages. The table has pages up to a row's last new token;
+    entries behind them are NULL_PAGE.
     """
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
@@ -108,8 +108,7 @@ class DraftPages(NamedTuple):
         return self.line.in_line(attended), DraftPages(*cache, self.line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
-        """Returns the cache in which rows with an accepted branch have the branch's keys and values
-        in the slots of the draft."""
+        """Returns the cache with each accepted branch (`taken`) in the slots of its row's trunk."""
         order = self.line.moved(taken)
         own = jnp.repeat(jnp.where(taken[:, None], self.table, NULL_PAGE), order.shape[1], axis=0)
         each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
@@ -122,8 +121,8 @@ class DraftPages(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
 @dataclass(frozen=True)
 class DraftCopy:
-    """A contiguous copy of the rows' pages, as in `BurstLayer`, but with each token in the column
-    of its position."""
+    """A contiguous copy of the rows' pages, as in `BurstLayer`, but each token's column is its
+    slot."""
 
     keys: Float[Array, "rows*kv_heads head_dim columns"]
     values: Float[Array, "rows*kv_heads columns head_dim"]
@@ -133,7 +132,7 @@ class DraftCopy:
         """Copies the pages of all rows.
 
         Args:
-          turns: most tokens of a row in a step; a row may write this far past its table.
+          turns: the most tokens that a row has in a step; it may write this far past its pages.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         behind = ((0, 0), (0, turns), (0, 0))
@@ -157,7 +156,7 @@ class DraftCopy:
 
 
 class DraftRows(NamedTuple):
-    """A `DraftCopy` with the line of one step."""
+    """A `DraftCopy` with the tokens (`Line`) of one step."""
 
     copy: DraftCopy
     line: Line
@@ -182,8 +181,7 @@ class DraftRows(NamedTuple):
         return line.in_line(attended), DraftRows(copy, line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftRows":
-        """Returns the cache in which rows with an accepted branch have the branch's keys and values
-        in the slots of the draft."""
+        """Returns the cache with each accepted branch (`taken`) in the slots of its row's trunk."""
         order, begin = self.line.moved(taken), self.line.start + 1
 
         def moved(rows: Array, axis: int) -> Array:

@@ -6,7 +6,7 @@ beyond a row's tokens name it, and empty rows read and write it; it stays zero.
 
 On any back end, plain operations gather each row's pages and attend over them as dense rows. On a
 TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single tokens,
-`paged_prefill` for several. `Kernels` says which of the two is used.
+`paged_prefill` for several. `Kernels` says whether plain operations or kernels are used.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ KERNELS: Mapping[str, PageKernels] = {
 
 
 def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
-    """Whether a decode step reads each row's tokens only, and not all pages of its table."""
+    """Whether a decode step reads only the tokens of each row, not all pages in its table."""
     return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
 
 
@@ -80,9 +80,9 @@ class PagedLayer(NamedTuple):
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
         """Implements `LayerCache.attend`.
 
-        All rows write before any row attends, so blocks of one sequence may be rows of one call.
-        The caller ensures that a row's new tokens lie within one page. Shapes that the platform's
-        kernel does not take are gathered.
+        All rows write before any row attends, so several blocks of one sequence may be rows of one
+        call. The caller ensures that a row's new tokens lie within one page. Pages are gathered
+        where the platform's kernel does not support the shapes.
         """
         cache = self.write(keys, values, positions[:, 0])
         way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
@@ -151,7 +151,7 @@ class PagedLayer(NamedTuple):
         return keys[:, None], values[:, None]
 
     def _place(self, position: Int[Array, " rows"]) -> tuple[Int[Array, " rows"], Array]:
-        """Page and offset of one token of each row; NULL_PAGE if it is behind the row's table."""
+        """Page, and offset in it, of one token per row; NULL_PAGE if the row's table lacks it."""
         index = (position // self.page_size)[:, None]
         pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)
         return pages[:, 0], position % self.page_size
@@ -179,9 +179,9 @@ def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> 
 def _matrix_rows(
     pool: Array, pages: Int[Array, " rows"], offsets: Int[Array, " rows"], count: int
 ) -> Int[Array, "rows kv_heads count"]:
-    """Indices of `count` tokens of each row in the pool seen as one matrix.
+    """Returns where `count` tokens of each row are in the pool reshaped to [-1, head_dim].
 
-    With indices along two dimensions, XLA:TPU changes the layout of the whole pool."""
+    With indices along two dimensions, XLA:TPU would reorder the whole pool in memory."""
     _, heads, page_size, _ = pool.shape
     of_head = pages[:, None] * heads + jnp.arange(heads)[None]
     return (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]

@@ -65,7 +65,7 @@ def _dense_layers(fields: Fields) -> tuple[int, ...]:
 
 
 def experts_fields(config: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
-    """Returns the fields of a model's experts."""
+    """Returns the fields of config.json that describe a model's experts."""
     fields: dict[str, object] = {
         "num_experts_per_tok": experts.num_experts_per_tok,
         "output_router_logits": False,

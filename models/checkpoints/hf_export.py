@@ -83,7 +83,7 @@ def export(
     Args:
       tokenizer_dir: the checkpoint or tokenizer directory that the run started from. Its tokenizer
         files and generation_config.json are copied, and special token ids of its config.json kept.
-      padding: the token to name for padding in these files, and its text, empty if it has none.
+      padding: id and text of the padding token to write in these files; empty text: it has none.
 
     Raises:
       UserError: see `check_export`.

@@ -1,4 +1,4 @@
-"""Names the classes of transformers that are read and written: the layers of a family, and a head.
+"""The classes of transformers whose checkpoints are read and written: families, each with a head.
 
 Knows the field `architectures` of config.json and the number of labels. Does not know how large a
 model is.
@@ -13,11 +13,11 @@ from pat_jax.models.config import Head, ModelConfig
 @dataclass(frozen=True)
 class Family:
     model_type: str  # `model_type` in config.json, `architecture` in ModelConfig
-    prefix: str  # of the names of its classes
+    prefix: str  # beginning of its classes' names
     attention_bias: bool = False
     qk_norm: bool = False
     has_experts: bool = False
-    norm_eps: float = 1e-6  # default of the field in config.json, as is `rope_theta`
+    norm_eps: float = 1e-6  # this and `rope_theta`: defaults of fields in config.json
     rope_theta: float = 10_000.0
 
 
@@ -32,7 +32,7 @@ class HeadClass:
 
 @dataclass(frozen=True)
 class HFClass:
-    """A class of transformers."""
+    """A class of transformers: a family of models with a kind of head."""
 
     family: Family
     of_head: HeadClass

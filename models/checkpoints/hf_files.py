@@ -18,9 +18,9 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _FORMATS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
-_MOST_TOLD = 3  # names in a message
+_MOST_TOLD = 3  # most names that a message lists
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
-# Files of a shard or of a head; what is in names of layers, adapters and optimizers.
+# Names of a shard's or a head's file; and of tensors in layers, adapters and optimizer states.
 _PART = re.compile(r"(pytorch_)?model[-_]\d.*|((lm|v|value|reward)[-_])?head|score|classifier")
 NO_HEAD = re.compile(r"(^|[._])(lora_|exp_avg|(layers|base_model|state|optim\w*|moment\w*)\.)")
 
@@ -30,15 +30,15 @@ Tensors = dict[str, StoredTensor]  # by the names that transformers gives them
 @dataclass(frozen=True)
 class CheckpointFiles:
     directory: Path
-    named: Tensors  # those of the one file, or of the index
-    stale: Mapping[str, str]  # the other entries of the index, whose file lacks the tensor
+    named: Tensors  # the tensors of the one file, or those that the index lists
+    stale: Mapping[str, str]  # entries of the index (tensor: file) whose file lacks the tensor
 
     def spare(self, known: Set[str]) -> tuple[Tensors, Tensors]:
-        """Returns the tensors that are not named: parts of the checkpoint, and all others.
+        """Returns the other tensors in the directory: those in parts of this checkpoint; the rest.
 
-        Another file is a part if its name says so, and all its tensors are `known` or may be a
-        head. One that has a named tensor, too, is another version of the checkpoint. If two parts
-        have the same tensor, nothing says which one is right.
+        A further file is a part if its name says so, and all its tensors are `known` or may be a
+        head. A file that repeats a tensor of `named` is another version of the checkpoint. A tensor
+        that two parts have is in the rest, since nothing says which one is right.
         """
         files, names = ({getattr(x, y) for x in self.named.values()} for y in ("path", "name"))
         parts, others, twice = Tensors(), Tensors(), set[str]()
@@ -60,15 +60,15 @@ def unused(tensors: Tensors, known: Set[str]) -> Tensors:
 
 
 def told(tensors: Tensors, name: str = "") -> str:
-    """Returns the first tensors in words, by their names in the files; those like `name` first."""
+    """Lists a few tensors for a message; first those whose names in the files end with `name`."""
     few = sorted(tensors.values(), key=lambda x: (not x.name.endswith(name), x.name))[:_MOST_TOLD]
     words = ", ".join(f"'{x.name}' with shape {list(x.shape)} in {x.path.name}" for x in few)
     return f"{words} and {len(tensors) - len(few):,} more" if len(tensors) > len(few) else words
 
 
 def find_tensors(directory: Path) -> CheckpointFiles:
-    """Returns the tensors of `model.safetensors`, else those of the index. Raises UserError if
-    there is neither, or a file is missing or damaged."""
+    """Returns the tensors of `model.safetensors`, else those that the index lists. Raises UserError
+    if there is neither file, or a file is missing or damaged."""
     if (directory / WEIGHTS_FILE).is_file():
         return CheckpointFiles(directory, _by_name(read_header(directory / WEIGHTS_FILE)), {})
     index_path = directory / INDEX_FILE

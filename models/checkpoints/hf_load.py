@@ -95,7 +95,7 @@ def load_params(
 
 @dataclass(frozen=True)
 class _ShardReader:
-    """Copies shards of one parameter from its mapped tensors; equal shards share a copy."""
+    """Copies shards of one parameter from memory-mapped tensors; equal shards share a copy."""
 
     tensor: HFTensor
     parts: Sequence[StoredTensor]
@@ -132,7 +132,7 @@ class _ShardReader:
 
 
 def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
-    """Returns where each tensor of the model is stored; UserError for the first error."""
+    """Returns where each tensor of the model is stored. Raises UserError for the first mistake."""
     files = find_tensors(directory)
     stored, config = files.named, policy.config
     if config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
@@ -168,8 +168,8 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
 def _add_spare(
     files: CheckpointFiles, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> None:
-    """Adds the model's tensors that no index names. A scalar head may have another name, if nothing
-    else is left over."""
+    """Adds tensors of the model that the index does not list. A scalar head may have another name,
+    if no other tensor is left over."""
     stored, (parts, others) = files.named, files.spare(shapes.keys())
     stored |= {name: x for name, x in parts.items() if name in shapes}
     left, missing = unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
@@ -218,7 +218,7 @@ def _check_tensor(found: StoredTensor, name: str, shape: tuple[int, ...]) -> Non
 
 
 def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-    """Refuses a tied head that differs: some checkpoints store it again, equal to the embedding."""
+    """Refuses a stored output head that differs from the embedding to which it is tied."""
     is_alike = (head.shape, head.dtype_name) == (embedding.shape, embedding.dtype_name)
     if not is_alike or not np.array_equal(
         head.view().view(np.uint16), embedding.view().view(np.uint16)

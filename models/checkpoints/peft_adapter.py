@@ -1,7 +1,7 @@
 """Reads and writes adapters in PEFT's format: adapter_config.json, adapter_model.safetensors.
 
-Every error in an adapter but values that are not finite is found from the configuration and the
-file's header, before any tensor is read.
+Mistakes in an adapter are found from the configuration and the file's header, before any tensor is
+read; only values that are not finite are found later.
 """
 
 import re
@@ -50,7 +50,7 @@ from pat_jax.models.policy import Policy
 ADAPTER_FILE = "adapter_model.safetensors"
 # Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
 _NOT_ADAPTED = ("model.embed_tokens", "lm_head")
-# With the adapter's name, as in PEFT's memory.
+# The adapter's name in a tensor's name, where a file has names as PEFT has them in memory.
 _NAMED = re.compile(r"(?:\.modules_to_save)?\.default(?=\.(?:weight|bias)$)")
 
 # Fields that we write because older versions of PEFT need them.
@@ -156,7 +156,7 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
 
 def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Shape]:
-    """Shapes of a module's tensors A and B, or of that of a scalar head, by their names."""
+    """Returns the shapes of a module's tensors A and B, or of a scalar head's tensor, by name."""
     if not isinstance(unpadded, Adapter):
         return {head_name(module): unpadded}
     name, (a, b) = PREFIX + wrapper(module, lora.modules), stored_shapes(module, unpadded)
@@ -164,8 +164,8 @@ def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Sha
 
 
 def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
-    """Returns the tensors by name, without the adapter's name, which most files leave out, and with
-    PEFT's prefix, which some leave out."""
+    """Returns the file's tensors by name. Names have PEFT's prefix, which some files leave out, and
+    no name of the adapter, which most files leave out."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
         raise UserError(
@@ -193,7 +193,7 @@ def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
 
 
 def _check_modules(directory: Path, unknown: Set[str], policy: Policy) -> None:
-    """Raises UserError for the first module of an adapter that has none here."""
+    """Raises UserError for the first of these modules, which cannot have an adapter here."""
     for module in sorted(unknown):
         if policy.config.experts is not None and re.search(r"\.(mlp|block_sparse_moe)\.", module):
             raise UserError(

@@ -33,8 +33,8 @@ _NOT_IMPLEMENTED = (
     *("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config"),
     *("kasa_config", "velora_config", "monteclora_config"),
 )
-# Fields without effect on a trained adapter, or with none unless one of the others is set. The
-# tensors tell which linear layers those of the first line have chosen.
+# Fields without effect on a trained adapter, or only together with one of those above. Fields of
+# the first line chose linear layers; the file's tensors show which.
 _WITHOUT_EFFECT = (
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
@@ -49,7 +49,7 @@ _SAVE_AGAIN = "save the adapter again"
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The fields of a plain adapter."""
+    """The fields of a plain LoRA adapter's adapter_config.json."""
 
     path: Path
     fields: Mapping[str, Any]  # missing ones filled in

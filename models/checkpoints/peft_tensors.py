@@ -6,8 +6,8 @@
 The expert is the slowest index of A and the fastest of B. The outputs of gate_up_proj are gate's,
 then up's.
 
-PEFT wraps the experts once for each adapted stack, one wrapper around the other. An adapter's name
-says which wrapper it is in: gate_up_proj has the inner one if down_proj has an adapter too.
+PEFT wraps the experts' module once for each adapted stack, one wrapper around the other. A tensor's
+name says in which wrapper it is: gate_up_proj has the inner one if down_proj has an adapter too.
 """
 
 import math
@@ -22,9 +22,9 @@ from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice
 A, B = ".lora_A.weight", ".lora_B.weight"
-HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # stored as a whole, as they are
-# Task types of PEFT by the class of the base, and the modules that it stores as a whole for the two
-# with a scalar head, whichever of them the model has.
+HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # a scalar head's tensors, stored themselves
+# PEFT's task types, by the base's head and whether it has a bias; and the modules that PEFT stores
+# as a whole for the two types with a scalar head, whichever of them the model has.
 TASKS = {
     ("vocab", False): "CAUSAL_LM",
     ("scalar", False): "SEQ_CLS",
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 def head_name(module: str) -> str:
-    """Returns the tensor of a scalar head's `module`, `score` or `score.bias`."""
+    """Returns the tensor's name in PEFT for a scalar head's `module`: `score` or `score.bias`."""
     return HEAD[0] if f"{module}.weight" == SCORE else PREFIX + module
 
 
@@ -55,7 +55,7 @@ def parameter(module: str) -> str:
 
 
 def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
-    """Returns the shapes of A and B for an adapter whose leaves are shapes."""
+    """Returns the shapes of PEFT's A and B for an adapter whose leaves are shapes."""
     if not is_stack(module):
         (rank, *into), (*out, _) = shapes.a, shapes.b
         return (rank, math.prod(into)), (math.prod(out), rank)
@@ -64,7 +64,7 @@ def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
 
 
 def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
-    """Returns A and B of an adapter of host arrays without padding."""
+    """Returns PEFT's A and B for an adapter whose leaves are host arrays without padding."""
     if not is_stack(module):
         rank = len(adapter.a)
         return adapter.a.reshape(rank, -1), adapter.b.reshape(-1, rank)
@@ -73,7 +73,7 @@ def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> Adapter:
-    """Returns an adapter from A and B as PEFT stores them, with leaves of the given shapes."""
+    """Returns the adapter that PEFT's A and B (`a` and `b`) store; its leaves have `shapes`."""
     if not is_stack(module):
         return Adapter(a.reshape(shapes.a), b.reshape(shapes.b))
     experts, rank, _ = shapes.a

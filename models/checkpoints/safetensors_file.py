@@ -44,8 +44,8 @@ class StoredTensor:
         return np.memmap(self.path, DTYPES[self.dtype_name], "r", self.offset, self.shape)
 
     def check_finite(self, values: np.ndarray) -> None:
-        """Raises UserError if some of its values, as they were read, are not finite. By their bits,
-        which as integers are the largest, that is faster than by isfinite and takes no memory."""
+        """Raises UserError if some of the `values` read from this tensor are not finite. Comparing
+        their bits as integers is faster than isfinite, and takes no memory."""
         infinite = np.array([np.inf, -np.inf], values.dtype)
         signed, unsigned = (f"{kind}{values.itemsize}" for kind in "iu")
         most = [values.view(kind).max(initial=0) for kind in (signed, unsigned)]

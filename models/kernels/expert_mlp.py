@@ -1,9 +1,8 @@
 """Computes the MLPs of experts by a platform's kernels, or tile by tile in plain operations.
 
-`Kernels` and the kind of the weights choose between the two. GPU kernels also take quantized
-weights; all dimensions, ranks of adapters included, must be multiples of 16. TPU kernels take
-multiples of 128, and smaller dimensions that are multiples of 16. Does not know where a kernel
-finds a choice.
+`Kernels` and the weights' dtypes and shapes decide which. GPU kernels also take quantized weights;
+all dimensions, ranks of adapters included, must be multiples of 16. TPU kernels take multiples of
+128, and smaller dimensions that are multiples of 16. Does not know how a kernel orders rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +22,12 @@ from pat_jax.models.layers import linear, swiglu
 
 
 class Choices(Protocol):
-    """The tokens' choices of experts, in the form that a platform's kernels take."""
+    """The tokens' choices of experts, in the form that a platform's kernels take.
+
+    A choice is one of the k experts of a row."""
 
     def spread(self, x: Float[Array, "rows in"]) -> Array:
-        """Returns rows in the order that `product` takes."""
+        """Returns the rows of x in the order in which `product` takes them."""
         ...
 
     def product(self, x: Array, weight: Any) -> Array:
@@ -34,12 +35,12 @@ class Choices(Protocol):
         ...
 
     def collected(self, each: Array) -> Float[Array, "rows k out"]:
-        """Brings results of `product` into the order of rows; 0 for experts held elsewhere."""
+        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
         ...
 
 
 class ExpertKernels(NamedTuple):
-    """The products by expert of one platform; they are differentiable."""
+    """One platform's products of rows and experts' weights; they are differentiable."""
 
     of: Callable[..., Choices]  # from (chosen experts, number of experts here, rows per expert)
     takes: Callable[[Any], bool]  # whether the kernels take a weight[experts, out, in]

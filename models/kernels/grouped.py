@@ -19,17 +19,17 @@ Experts = Any  # a pytree of arrays whose first dimension is the expert
 
 
 class Tiles(NamedTuple):
-    """Assigns each choice of an expert to a slot of a tile; a tile's rows all have the same
-    expert."""
+    """Assigns each choice (one of the k experts of a row) to a slot of a tile. All rows of a tile
+    have the same expert."""
 
-    choice: Int[Array, "tiles size"]  # row · k + choice; rows · k: the slot is empty
+    choice: Int[Array, "tiles size"]  # row · k + index of the choice; rows · k: the slot is empty
     expert: Int[Array, " tiles"]
-    slot: Int[Array, "rows k"]  # tile · size + place in it; tiles · size: computed elsewhere
+    slot: Int[Array, "rows k"]  # tile · size + slot in it; tiles · size: computed elsewhere
     count: Int[Array, ""]  # number of tiles in use; they come first
 
 
 def tile_size(rows: int, per_token: int, num_experts: int) -> int:
-    """Returns the rows of a tile: about an expert's share of rows, if these are spread evenly."""
+    """Returns the number of rows in a tile, a power of two: about the mean of rows per expert."""
     size, mean = 1, rows * per_token // num_experts
     while size < min(mean, rows, LARGEST_TILE):
         size *= 2

@@ -1,4 +1,4 @@
-"""Multiplies rows with the weights of their experts on a GPU, forward and backward, by own kernels.
+"""Multiplies rows with the weights of their experts on a GPU, forward and backward.
 
 A program multiplies a tile of rows of one expert with a part of that expert's weights. It reads the
 rows in place and writes each result to the place of its choice: nothing is copied into the order of
@@ -24,7 +24,7 @@ GRADIENT = 128  # most inputs, and most outputs, of a program that computes a we
 
 
 class Part(NamedTuple):
-    """How much of an expert's weights one program takes, at most."""
+    """The most outputs and inputs of an expert's weights that one program multiplies."""
 
     outputs: int
     inputs: int  # in each turn of the loop
@@ -70,14 +70,14 @@ class ChoicesOnGpu(NamedTuple):
     ) -> Float[Array, "choices out"]:
         """Multiplies each choice's row with its expert's part of weight[experts, out, in].
 
-        Results for experts held elsewhere are undefined.
+        Results for experts on other devices are undefined.
         """
         if isinstance(weight, QuantizedWeight):
             return _multiplied(x, weight.values, self.tiles, self.interpret, scale=weight.scale)
         return _product(self.interpret, x, weight, self.tiles)
 
     def collected(self, each: Float[Array, "choices out"]) -> Float[Array, "rows k out"]:
-        """Brings results into the order of rows; 0 for experts held elsewhere."""
+        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
         return _or_zeros(each, self.tiles).reshape(*self.tiles.slot.shape, -1)
 
 
@@ -217,12 +217,12 @@ def _rows(ref: Any, choice: Array, num_choices: int, columns: Any, per_row: int 
 
 
 def _columns(columns: Any) -> Int[Array, "1 columns"]:
-    """Column numbers, to index beside row numbers: interpreted, Pallas knows no other form."""
+    """Column numbers, to index together with row numbers; interpreted Pallas takes no slices."""
     return (columns.start + jnp.arange(columns.size))[None]
 
 
 def _part(dimension: int, most: int) -> int:
-    """Returns the largest power of two up to `most` (itself one) that divides the dimension."""
+    """Returns the largest power of two up to `most`, a power of two, that divides the dimension."""
     return min(dimension & -dimension, most)
 
 

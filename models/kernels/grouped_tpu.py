@@ -22,7 +22,7 @@ OUTPUTS, INPUTS = 512, 2048  # most of each in a part of the weights: two buffer
 
 
 class ChoicesOnTpu(NamedTuple):
-    """The choices in the order of their experts; choices computed elsewhere come last."""
+    """The choices, ordered by expert; those of experts on other devices come last."""
 
     order: Int[Array, " places"]  # row · k + choice; rows · k: padding of the last tile
     sizes: Int[Array, " experts"]  # rows of each expert
@@ -58,11 +58,11 @@ class ChoicesOnTpu(NamedTuple):
     def product(
         self, x: Float[Array, "places in"], weight: Float[Array, "experts out in"]
     ) -> Float[Array, "places out"]:
-        """Multiplies each row with its expert's weights; undefined for experts held elsewhere."""
+        """Multiplies each row with its expert's weights; undefined for experts on other devices."""
         return _product(self.interpret, x, weight.astype(x.dtype), self.sizes)
 
     def collected(self, each: Float[Array, "places out"]) -> Float[Array, "rows k out"]:
-        """Brings results into the order of rows; 0 for experts held elsewhere."""
+        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
         return _collected(each, self.order, self.place)
 
 
@@ -70,8 +70,8 @@ def _tile_rows(num_choices: int) -> int:
     return min(-(-num_choices // LEAST) * LEAST, ROWS)
 
 
-# The gradient of each is the other, with sums over a row's choices. So it is a gather, where JAX
-# would scatter-add.
+# The gradient of each of these two functions is the other, with sums over a row's choices. So it is
+# a gather, where JAX would scatter-add.
 @jax.custom_vjp
 def _spread(x: Array, order: Array, place: Array) -> Array:
     return jnp.take(x, order // place.shape[1], axis=0, mode="fill", fill_value=0)

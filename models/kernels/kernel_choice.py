@@ -1,6 +1,6 @@
-"""Which computations use Pallas kernels and which plain operations, as one value.
+"""Which computations use Pallas kernels, and which plain operations (`Kernels`).
 
-The devices' layout hands it to the model. Does not know why a kernel is left out.
+A layout gives this value to the model. Does not know why a kernel is left out.
 """
 
 from collections.abc import Collection

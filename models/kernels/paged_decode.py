@@ -1,6 +1,6 @@
 """Decode attention that reads pages in place: one query per row.
 
-On a GPU it is the prefill kernel, for blocks of one token. On a TPU it is JAX's kernel,
+On a GPU this is the prefill kernel, for blocks of one token. On a TPU this is JAX's kernel,
 which needs a pool as [kv_heads, pages, page_size, head_dim]. Our pool, [pages, kv_heads, …], is
 passed without a copy as one KV head with pages * kv_heads pages. Every (row, KV head) is then a
 sequence with its own table.

@@ -18,13 +18,13 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.layers import MASKED, sees
 
 GPU_QUERIES = 64  # most queries of one program: what its registers hold
-GPU_KEYS = 64  # keys at once
+GPU_KEYS = 64  # keys that a program multiplies at once
 # The keys of a row are split until there are this many programs: few rows then occupy a whole GPU,
 # and a long row among short ones does not run alone for long (`docs/figures/speed.md`).
 GPU_PROGRAMS = 2048
 GPU_PARTS = 16  # most parts of a row's keys
 SMALL_TILE = 32  # queries of a program that mostly waits for memory
-TPU_KEYS = 128  # keys at once
+TPU_KEYS = 128  # keys that a program multiplies at once
 LEAST_SIDE = 16  # least side of a product on tensor cores; rows of a TPU's bfloat16 register
 TPU_LANES = 128  # values in a row of a register
 
@@ -50,11 +50,11 @@ def attend_blocks_on_gpu(
     *,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Attends with the queries of row r, at places `start[r]` … `start[r]` + length - 1.
+    """Attends to the pages. Row r's queries are its tokens `start[r]` … `start[r]` + length - 1.
 
-    Each query sees the keys up to its own place; `trunk` is for rows that branch (`layers.sees`).
-    One program runs for each row, KV head, `GPU_QUERIES` of the queries that share the head's keys,
-    and part of the row's keys.
+    Each query sees the keys up to its own; `trunk` is for rows with a branch (`layers.sees`). One
+    program runs for each row, KV head, `GPU_QUERIES` of the queries that share the head's keys, and
+    part of the row's keys.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
@@ -84,8 +84,8 @@ def attend_blocks_on_gpu(
 def _blocks_on_gpu(
     width: int, pool_shape: tuple[int, ...], tile: int, dim: int
 ) -> tuple[list[pl.BlockSpec], list[pl.BlockSpec]]:
-    """The blocks that a program takes (its row's start, trunk and table, a tile of queries, both
-    pools) and gives."""
+    """Returns the blocks that a program reads (its row's start, trunk and table, a tile of queries,
+    both pools), and those that it writes."""
     number = pl.BlockSpec((1,), lambda row, *_: (row,))
     of_row = pl.BlockSpec((None, width), lambda row, *_: (row, 0))
     tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))

@@ -61,10 +61,10 @@ def _grid(length: int) -> tuple[int, int]:
 
 
 def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Array]:
-    """Returns the keys that each query sees, and which blocks of keys to visit.
+    """Returns the keys that each query sees, and which blocks of keys to visit for it.
 
-    For each block of queries: the number of blocks to visit, because a query sees them in some row;
-    and for each block of keys the next one to visit, going down."""
+    For each block of queries: how many blocks of keys some query of it sees, in any row; and, for
+    each block of keys, the next lower one to visit."""
     filling = (0, 0), (0, num_blocks * size - positions.shape[1])
     seen = seen_keys(jnp.pad(positions, filling))  # padding tokens are sequences of one token
     own, first, shared = (x[..., None] for x in key_blocks(seen, queries=size, keys=size))

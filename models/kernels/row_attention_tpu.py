@@ -57,7 +57,7 @@ def attend_on_tpu(
 
 
 def _grid(length: int) -> tuple[int, int]:
-    """Returns the tokens of a block, in whole registers, and the blocks of a row."""
+    """Returns the number of tokens in a block, a multiple of LANES, and of blocks in a row."""
     num_blocks = -(-length // BLOCK)
     return -(-length // (num_blocks * LANES)) * LANES, num_blocks
 
@@ -107,7 +107,7 @@ def _tables(
     of_keys = (before + jnp.clip(query, key, last)).astype(small)
 
     def one_row(x: Array, axis: int) -> Array:
-        """A kernel's grid is at most as wide as a row; its table counts blocks of all rows."""
+        """Joins the rows' tables along `axis`; the other one has the blocks of one row only."""
         shape = [1, num_blocks, num_blocks]
         shape[axis] *= rows
         return jnp.reshape(jnp.moveaxis(x, 0, axis - 1), shape)

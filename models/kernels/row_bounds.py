@@ -1,8 +1,8 @@
 """Which keys each query sees in packed rows, and which blocks of keys a block of queries sees.
 
-A query sees two stretches of its row: its own, up to itself, and, if it is in a branch, the
-beginning of its sequence. Within a row, neither stretch begins before that of an earlier query. So
-the first query of a block bounds what the whole block sees.
+A query sees two stretches of its row: its own sequence or branch, up to itself; and, if it is in a
+branch, the beginning of its sequence. Within a row, neither stretch begins before that of an
+earlier query. So the first query of a block bounds what the whole block sees.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
 
 
 def is_seen(seen: Seen, query: Int[Array, "..."], key: Int[Array, "..."]) -> Array:
-    """Whether each query sees each key, by indices in the row; arrays have equal ndim."""
+    """Whether `query` sees `key`, both indices in a row; all arrays must have the same ndim."""
     begins = (key >= seen.own) | ((key >= seen.first) & (key < seen.shared))
     return begins & (key <= query)
 
@@ -55,14 +55,14 @@ class Blocks(NamedTuple):
 
 
 def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
-    """Returns the bounds for blocks of `queries` queries, in blocks of `keys` keys."""
+    """Returns the bounds for each block of `queries` queries, counted in blocks of `keys` keys."""
     own, first, shared = (x[:, ::queries] for x in seen)
     # If another sequence begins in the block, the keys that its branches share are behind `own`.
     return Blocks(own // keys, first // keys, jnp.minimum(-(-shared // keys), own // keys))
 
 
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
-    """For each block of `keys` keys, returns the block of queries behind the last that sees any.
+    """Returns, for each block of keys, 1 + the index of the last block of queries that sees it.
 
     The first block of queries that sees a key is the one that holds the first key's position. Every
     block from there to the returned one sees some key.

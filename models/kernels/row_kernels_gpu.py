@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)  # kernels use exp2, for which a GPU has an instructi
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a block, and warps of a program."""
+    """The numbers of queries and of keys in a block, and of warps in a program."""
 
     queries: int
     keys: int
@@ -118,7 +118,7 @@ def _of_queries(*refs: Any) -> Seen:
 def _blocks_of_keys(
     own_ref: Any, first_ref: Any, shared_ref: Any, i: Array, tile: Tile
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """Number of key blocks that query block i sees, and a function to the n-th (`key_blocks`)."""
+    """How many blocks of keys query block i sees, and a function from n to the n-th of them."""
     own, first = own_ref[0] // tile.keys, first_ref[0] // tile.keys
     shared = jnp.minimum(pl.cdiv(shared_ref[0], tile.keys), own) - first
     count = shared + pl.cdiv((i + 1) * tile.queries, tile.keys) - own

@@ -30,7 +30,7 @@ def bar(*iterable: Any, **options: Any) -> "tqdm":
 
 @contextmanager
 def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar of programs; yields a function that sets how many are done, and of how many."""
+    """Shows a bar that counts programs; yields a function that sets the number done and in all."""
     with bar(total=0, unit="program", desc=what, **options) as shown:
 
         def show(done: int, total: int) -> None:

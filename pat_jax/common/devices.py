@@ -20,7 +20,7 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxl
 HOST_MEMORY = "pinned_host"  # devices read and write it directly
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
 PROFILE_DIR = CACHE_DIR.parent / "profiles"  # profiles of this machine
-KEPT_DIR = PROFILE_DIR / "kept"  # profiles that runs have measured on their way
+KEPT_DIR = PROFILE_DIR / "kept"  # profiles that runs have measured at their start
 PLAN_DIR = CACHE_DIR.parent / "plans"  # programs compiled for other machines
 
 # The modules of each plug-in, and its device files: a machine with such a device has one of them.
@@ -128,7 +128,7 @@ def num_cores() -> int:
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """Returns the sharding in host memory. For devices that are not at hand it stays unchanged."""
+    """Returns the sharding with host memory; unchanged for devices that are only compiled for."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")

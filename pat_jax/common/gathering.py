@@ -1,4 +1,4 @@
-"""Work that gathers while a thread is busy, and that it then does together."""
+"""Collects work while a thread is busy; the thread then does it in one call."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 def is_any(waiting: Sequence[Any]) -> bool:
-    """Whether anything waits."""
+    """Whether any item waits."""
     return bool(waiting)
 
 
 class Gathering(Generic[T]):
-    """Hands what has gathered to a function on one thread. What comes while the function runs, it
-    gets together, the next time.
+    """Calls a function on one thread with the items that were added. Items that are added while it
+    runs wait, and are given to its next call together.
 
     Args:
       thread: an executor of one thread.
-      do: takes what has gathered, at least one.
-      is_enough: whether what waits is handed over before `ask` or `wait`.
+      do: the function; it gets a list of at least one item.
+      is_enough: whether the waiting items are given to `do` even before `ask` or `wait`.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Gathering(Generic[T]):
         self._thread, self._do, self._is_enough, self._lock = thread, do, is_enough, Lock()
         self._waiting: list[T] = []
         self._tasks: list[Future[None]] = []
-        self._is_asked = False  # a task that has not begun takes along what comes
+        self._is_asked = False  # a call is submitted, and takes all items added until it begins
 
     def add(self, one: T) -> None:
-        """Adds one, and returns at once. Any thread may call it.
+        """Adds an item, and returns at once. Any thread may call it.
 
         Raises whatever the function has raised before.
         """
@@ -47,13 +47,13 @@ class Gathering(Generic[T]):
                 self._submit()
 
     def ask(self) -> None:
-        """Hands over what waits, and returns at once."""
+        """Submits a call with the items that wait, and returns at once."""
         with self._lock:
             if self._waiting and not self._is_asked:
                 self._submit()
 
     def wait(self) -> None:
-        """Waits until all that was added is done. Raises whatever the function has raised."""
+        """Waits until all items are done. Raises whatever the function has raised."""
         self.ask()
         for task in self._tasks:
             task.result()

@@ -94,8 +94,8 @@ def local_adapter(name: str, *, option: str = "adapter") -> str:
 def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
     """Returns the files of one split of one configuration of a dataset of the Hub, or () for any
     other name. The list of files comes from the Hub, or from the cache if the Hub does not answer.
-    `split` is the default. Raises UserError if there is no such split, or if its files are neither
-    in the cache nor can be downloaded."""
+    `split` applies if `name` has none. Raises UserError if there is no such split, or if its files
+    are neither in the cache nor can be downloaded."""
     repo = _repo(name, option, "dataset")
     if repo is None or name.lower().endswith(FORMS):
         return ()
@@ -214,7 +214,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
-    """Parses a name of the Hub. Returns None if it is none, or if there is a file of this name."""
+    """Parses a name of the Hub. Returns None for other names, and if a file has this name."""
     found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
     if not found or (found["part"] and kind == "model"):
         return None
@@ -270,7 +270,7 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
 
 
 def _parts(folder: Path, file: str) -> Sequence[str]:
-    """Returns the files that a file stands for: for the weights, those that an index lists."""
+    """Returns the names of `file`'s parts: of weights, the files in the index; else itself."""
     if file != _WEIGHTS or not (folder / _INDEX).is_file():
         return (file,)
     index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")

@@ -42,8 +42,8 @@ def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
 
 
 def wanted_place(part: str, split: str, configs: set[str]) -> Place:
-    """Returns the configuration and split that `part` names. It is a configuration, a split, both
-    as `config/split`, or "". `split` is the default; `configs` are those that exist."""
+    """Returns the configuration and split that `part` names: a configuration, a split, both as
+    `config/split`, or "". `split` is the default split; `configs` are those that exist."""
     first, _, second = part.partition("/")
     if not second and first not in configs:
         first, second = "", first
@@ -51,7 +51,7 @@ def wanted_place(part: str, split: str, configs: set[str]) -> Place:
 
 
 def num_shards(name: str) -> int:
-    """Returns of how many files this is one, by its name."""
+    """Returns the number of shards that a file's name has: 4 for `train-00000-of-00004`, else 1."""
     found = _SHARD.search(PurePosixPath(name).stem)
     return int(found[2]) if found and found[2] else 1
 

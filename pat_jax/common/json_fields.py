@@ -9,13 +9,13 @@ Kind = TypeVar("Kind")
 
 
 def of_json(kind: type[Kind], content: Mapping[str, Any]) -> Kind:
-    """Returns the object that `dataclasses.asdict` made `content` of."""
+    """Returns the dataclass of which `dataclasses.asdict` made `content`."""
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], value) for name, value in content.items()})
 
 
 def _value(kind: Any, content: Any) -> Any:
-    """Returns a value of a field with the annotation `kind`."""
+    """Converts a value read from JSON to `kind`, the annotation of its field."""
     kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
     if get_origin(kind) is tuple:
         each = kinds[0]

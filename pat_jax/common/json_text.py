@@ -19,8 +19,8 @@ class JsonError(ValueError):
         self.line, self.column = line, column
 
     def at(self, line: int | None = None) -> str:
-        """Returns the place, such as `, line 3, column 5`, as far as it is known. If the text was
-        one line of a file, `line` is its number there."""
+        """Returns the mistake's place, such as `, line 3, column 5`, as far as it is known. If the
+        text was one line of a file, `line` is the line's number there."""
         places = (("line", line or self.line), ("column", self.column))
         return "".join(f", {name} {number}" for name, number in places if number is not None)
 

@@ -1,8 +1,8 @@
-"""The processes that own some devices, and what only these know.
+"""The processes that own some devices, and values that only these processes have.
 
-A model may have the devices of some processes alone. The others run no program of it. They wait
-for what it computes where they need it. Knows devices by their `process_index`. Does not know which
-models there are.
+A model may have the devices of some processes alone. The other processes run no program of it, and
+wait for its results where they need them. Knows devices by their `process_index`. Does not know
+which models there are.
 """
 
 from collections.abc import Iterable

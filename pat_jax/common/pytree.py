@@ -29,7 +29,7 @@ def on_devices(tree: Any, devices: Iterable[Any]) -> list[Any]:
 
 
 def without_shards(shapes: Any) -> Any:
-    """Returns arrays of these shapes with shardings, whose devices are of other processes alone."""
+    """Returns arrays of these shapes and shardings, whose devices all belong to other processes."""
     make = jax.make_array_from_single_device_arrays
     return jax.tree.map(lambda x: make(x.shape, x.sharding, [], dtype=x.dtype), shapes)
 

@@ -70,8 +70,8 @@ def require(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
     """Raises UserError if prompt and response together do not fit into the model's context.
-    `lengths` has the tokens of the longest prompt and of the longest response, by option, in this
-    order; `context` those of the longest sequence that the model is for."""
+    `lengths` maps two options to numbers of tokens: of the longest prompt, then of the longest
+    response. `context` is the number of tokens of the model's longest sequence."""
     (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()
     total, left = prompt_tokens + response_tokens, context - prompt_tokens
     if total > context:

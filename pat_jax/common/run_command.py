@@ -49,8 +49,8 @@ def in_one_sentence() -> Iterator[None]:
 def run_command(main: Callable[[], None]) -> None:
     """Runs a command; a `UserError` becomes `error: …` on stderr and exit code 2.
 
-    It ends without a message on Ctrl-C, and when the reader of its output has gone (`| head`). A
-    full disk is one sentence as well.
+    The command ends without a message on Ctrl-C, and when the reader of its output has gone
+    (`| head`). A full disk is reported in one sentence, too.
     """
     _write_whole_lines()
     try:
@@ -62,8 +62,8 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _write_whole_lines() -> None:
-    """Has Python write a line and its end at once, so that lines of two threads hardly ever mix.
-    With PYTHONUNBUFFERED, which many container images set, it writes them one after the other."""
+    """Makes Python write a line and its end at once, so that lines of two threads hardly ever mix.
+    With PYTHONUNBUFFERED, which many container images set, it writes line and end separately."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.write_through:
             stream.reconfigure(line_buffering=True, write_through=False)

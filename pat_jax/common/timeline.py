@@ -1,7 +1,7 @@
 """When each stage of a run computed, and on which devices.
 
-Code that runs a stage marks it with `stage`, wherever it is, as it would call `logging`. The marks
-are kept while `recorded` is entered. Their names appear in profiler traces too.
+Any code that runs a stage marks it with `stage`, as it would call `logging`. The marks are kept
+while `recorded` is entered. The stages' names appear in profiler traces, too.
 """
 
 import time
@@ -58,8 +58,8 @@ def recorded() -> Iterator[Timeline]:
 
 @contextmanager
 def stage(name: str, devices: Iterable[Device]) -> Iterator[None]:
-    """Marks what is done while entered as a stage. It should end with its result on the host, or
-    waited for: JAX computes after a call has returned."""
+    """Marks what is done while entered as a stage. Wait for the results before it ends: JAX still
+    computes them when a call has returned."""
     begin = time.perf_counter()
     with jax.profiler.TraceAnnotation(name):
         yield

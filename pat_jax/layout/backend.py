@@ -6,18 +6,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Backend:
-    # Bursts are dispatched before the results of the one before are known. On CPU the host's work takes
-    # the devices' own cores.
+    # Whether a burst is dispatched before the results of the previous one are known. On a CPU, the
+    # host's work takes the devices' own cores.
     runs_ahead: bool
-    # A program that communicates has to be over before the next one is dispatched. XLA's CPU devices
-    # share one pool of threads and start programs in any order: with two in flight that communicate,
-    # each device may wait in another one, for ever.
+    # Whether a program that communicates must end before the next one is dispatched. XLA's CPU
+    # devices share one pool of threads and start programs in any order: with two communicating
+    # programs in flight, each device may wait in a different one, for ever.
     waits: bool
-    # Weights are gathered in the host's memory when TP falls. XLA:CPU compiles an all-gather to slow
-    # loops (seen: six times the processor time of copies on the host); devices with memories and links
-    # of their own run a program.
+    # Whether a switch to lower TP gathers weights in the host's memory. XLA:CPU compiles an
+    # all-gather to slow loops (seen: six times the processor time of copies on the host). Devices
+    # with memories and links of their own run a program.
     gathers_on_host: bool
-    # What a burst decodes with: pages where a kernel reads them, or a copy of them in one piece.
+    # What a burst attends to: the pages in place, or a contiguous copy of them.
     cache: Literal["pages", "copy"]
 
     @classmethod

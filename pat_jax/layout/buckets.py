@@ -32,16 +32,16 @@ def largest_length(max_length: int, min_length: int) -> int:
     return -(-max_length // min_length) * min_length
 
 
-LEAST_ROOM = 2**14  # columns, 64 KB a row
+LEAST_ROOM = 2**14  # tokens of other texts, 64 KB a row
 
 
 @dataclass(frozen=True)
 class Drafts:
     """The drafter, and the numbers of draft tokens that have compiled programs."""
 
-    # draft tokens that a step has room for, per row; ascending
+    # numbers of draft tokens per row that steps are compiled for; ascending
     num_draft_tokens: tuple[int, ...] = ()
-    longest: int = 0  # most tokens of a row's copied draft
+    longest: int = 0  # the most tokens that a row's copied draft may have
     # Tokens that a step verifies on a replica, at most: more would cost as much as they gain.
     most_tokens: int = 0
     texts: int = 0  # room for other texts to draft from, as a multiple of the context length
@@ -49,7 +49,7 @@ class Drafts:
     # are copied from texts.
     exit_layer: int = 0
     has_model: bool = False
-    cache_tokens: int = 2**16  # that a draft model's cache has room for, per replica
+    cache_tokens: int = 2**16  # tokens that a draft model's cache has room for, per replica
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Returns the numbers of draft tokens compiled for bursts with `rows` rows per replica.
@@ -70,7 +70,7 @@ class Drafts:
 
     @property
     def most(self) -> int:
-        """Tokens of the longest draft."""
+        """The most tokens that any draft may have."""
         return self.draft(self.num_draft_tokens[-1]) if self.num_draft_tokens else 0
 
     @property
@@ -84,7 +84,7 @@ class Drafts:
         return self.exit_layer > 0 or self.has_model
 
     def come_from(self, model: ModelConfig | None) -> str:
-        """Describes the drafter for people. Drafters with equal descriptions take the same time.
+        """Describes the drafter in words. Drafters with equal descriptions take the same time.
 
         Args:
           model: the configuration of the draft model, if there is one.
@@ -100,13 +100,13 @@ class Drafts:
         return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
-        """Returns the columns of other texts that a row with a context of `length` drafts from.
+        """Returns how many tokens of other texts a row with a context of `length` may draft from.
 
-        Up to LEAST_ROOM columns, short contexts get as much room as the longest. This costs a step
-        next to nothing, and finished siblings help most the requests that have just begun.
+        Up to LEAST_ROOM tokens, short contexts get as much room as the longest. This costs a step
+        next to nothing, and requests that have just begun gain most from finished siblings.
 
         Args:
-          longest: tokens of the longest context.
+          longest: number of tokens of the longest context.
         """
         return max(self.texts * length, min(LEAST_ROOM, self.texts * longest))
 
@@ -131,9 +131,9 @@ class Shape(NamedTuple):
     """What a burst's program is compiled for."""
 
     split: Split
-    rows: int  # bucket of a replica
-    length: int  # most tokens in a row's cache
-    num_draft_tokens: int = 0  # per row and step
+    rows: int  # row bucket of one replica
+    length: int  # the most tokens in a row's KV cache
+    num_draft_tokens: int = 0  # of each row in a step
 
     @property
     def area(self) -> int:
@@ -197,10 +197,10 @@ class Buckets:
         return max((n for n in self.rows[split] if n < rows), default=0)
 
     def draft_pages(self, split: Split, drafts: Drafts, page_size: int) -> int:
-        """Returns the pages of a draft model's cache on one replica, NULL_PAGE included.
+        """Returns the number of pages of a draft model's cache on one replica, NULL_PAGE included.
 
-        They hold at least one sequence of full length, and at most what all rows that may draft
-        can fill.
+        They hold at least one sequence of full length, and at most what all rows with drafts can
+        fill.
         """
         rows = max((n for n in self.rows[split] if drafts.of(n)), default=1)
         whole = -(-self.lengths[-1] // page_size)
@@ -217,14 +217,14 @@ class Pace:
 
     check_every: int  # steps between two tests of whether a burst ends
     burst_steps: int  # most steps of a burst
-    draft: int  # tokens of a row, at most, that a step verifies besides the newest
+    draft: int  # the most draft tokens that a step verifies per row
 
     @classmethod
     def of(cls, check_every: int, burst_steps: int, draft: int) -> "Pace":
         """Returns the pace of bursts whose rows have drafts of up to `draft` tokens.
 
         Args:
-          check_every, burst_steps: the values for bursts without drafts.
+          check_every, burst_steps: the fields' values for bursts without drafts.
         """
         if not draft:
             return cls(check_every, burst_steps, 0)
@@ -252,7 +252,7 @@ class Shapes:
     """What the programs of a rollout are compiled for."""
 
     buckets: Buckets
-    pages: Mapping[Split, int]  # of a replica's pool in each layout, NULL_PAGE among them
+    pages: Mapping[Split, int]  # number of pages in a replica's pool, by layout; NULL_PAGE counts
     page_size: int  # tokens
     burst_steps: int  # most steps of a burst without drafts
     check_every: int  # steps between two tests of whether such a burst ends
@@ -263,13 +263,12 @@ class Shapes:
 
     @property
     def asked_ahead(self) -> int:
-        """The tokens that a draft model's cache reserves ahead for each row: those of two bursts.
-
-        They are the same for every number of draft tokens, so that a row's need never shrinks.
+        """Number of tokens, those of two bursts, for which a draft model's cache reserves each row
+        pages ahead. It is the same for all numbers of draft tokens, so that no row's need shrinks.
         """
         return 2 * self.pace(max(self.drafts.num_draft_tokens, default=0)).burst_tokens
 
     def reserve_size(self, rows: int, num_draft_tokens: int = 0) -> int:
-        """Returns the pages that `rows` rows of a replica may take in two bursts, the second
-        dispatched behind the first."""
+        """Returns how many new pages `rows` rows of a replica may need in two bursts, the second
+        dispatched while the first runs."""
         return rows * -(-2 * self.pace(num_draft_tokens).burst_tokens // self.page_size)

@@ -1,4 +1,4 @@
-"""The chain of layouts that one mesh has for a model, and a single one of them by its name."""
+"""The chain of all layouts of one mesh for a model, lowest TP first; finds a layout by its name."""
 
 import math
 import re
@@ -23,8 +23,8 @@ def layout_chain(
     experts: ExpertSplit | None = None,
     fsdp_size: int = 0,
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Returns every layout of the mesh's devices that divides the model, and why others do not.
-    Raises OptionError if the experts or parameters cannot be divided as asked.
+    """Returns every layout of the mesh's devices that divides the model, and messages that say why
+    others do not. Raises OptionError if the experts or parameters cannot be divided as asked.
 
     The lowest TP comes first. The layouts share one new mesh, made by `factored_mesh`.
 
@@ -50,8 +50,8 @@ def layout_chain(
 
 
 def least_tp(devices: Sequence[Device], config: ModelConfig, fsdp_size: int = 0) -> Layout:
-    """Returns the layout of these devices with the least TP that divides the model: that of updates
-    and of models that are only read. The arguments are those of `layout_chain`."""
+    """Returns the layout of these devices with the least TP that divides the model. Updates use it,
+    and models that are only read. The arguments are those of `layout_chain`."""
     chain, _ = layout_chain(factored_mesh(devices), config, fsdp_size=fsdp_size)
     return next(iter(chain.values()))
 
@@ -69,8 +69,8 @@ def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
 
 
 def find_layout(chain: dict[Split, Layout], name: str, mesh: Mesh, config: ModelConfig) -> Layout:
-    """Returns the layout called `name`, which the option `layout` names. Raises UserError if these
-    devices have no such layout, or it does not divide the model."""
+    """Returns the layout called `name`, the value of `--layout`. Raises UserError if these devices
+    have no such layout, or it does not divide the model."""
     for layout in chain.values():
         if str(layout) == name:
             return layout

@@ -21,10 +21,10 @@ from pat_jax.models.experts import NO_EXPERT
 from pat_jax.models.partition import ByExpert, Rows
 
 # Share of the links' bandwidth that a ragged all-to-all is taken to reach. For TPUs it is assumed;
-# one measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none
-# for CPUs, where every device is sent everything.
+# a measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA:CPU has no
+# ragged all-to-all: there every device receives all rows.
 LINK_SHARE: Mapping[str, float] = {"tpu": 1.0, "gpu": 0.02, "cuda": 0.02, "cpu": 0.0}
-WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
+WEIGHTS, WAYS = 3, 2  # matrices of an expert; a row is sent there and back
 
 
 def most_exchanged(
@@ -32,12 +32,12 @@ def most_exchanged(
 ) -> int:
     """Returns up to how many tokens per replica and micro-batch an update sends to their experts.
 
-    With more tokens, an update gathers the experts' weights instead. Either way costs the numbers
-    that a device receives in a layer; the model's width and the devices are factors of both.
+    With more tokens, an update gathers the experts' weights instead. Both costs are how many
+    numbers a device receives in a layer; the model's width and the devices are factors of both.
 
     Args:
-      option: `--experts`.
-      platform: platform of the devices; the layout's own may be only planned for.
+      option: the value of `--experts`.
+      platform: platform that the update is for; a plan may use a layout of other devices.
     """
     if option == "gathered" or experts is None or not layout.ep_dp_axes:
         return 0
@@ -48,13 +48,13 @@ def most_exchanged(
 
 
 def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) -> int:
-    """Returns the rows that a device has room for in a round: twice the mean, or the most
-    possible if that is less.
+    """Returns how many rows a device can receive in a round: twice the mean, or the most possible
+    if that is less.
 
     Args:
-      tokens: tokens of a replica.
-      per_token: experts of a token.
-      num_experts: experts on all devices together.
+      tokens: number of tokens of a replica.
+      per_token: number of experts of each token.
+      num_experts: number of experts on all devices together.
     """
     devices, parts = layout.size(layout.ep_dp_axes), layout.size(layout.ep_tp_axes)
     mean = -(-tokens * per_token // parts)
@@ -63,12 +63,13 @@ def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) ->
 
 
 def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
-    """Returns the rows that a device holds at once in a layer's backward pass.
+    """Returns how many rows a device holds at once in a layer's backward pass.
 
-    These are inputs, their gradients and gradients of results, for its own rows and for a round.
+    They are inputs, gradients of inputs and gradients of results: all that it sends, and one round
+    of what it receives.
 
     Args:
-      tokens: tokens of a replica.
+      tokens: number of tokens of a replica.
     """
     own = tokens * experts.num_experts_per_tok
     in_round = round_rows(tokens, experts.num_experts_per_tok, experts.num_experts, layout)
@@ -78,12 +79,12 @@ def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
 def form_of_update(
     option: str, experts: ExpertsConfig | None, layout: Layout, platform: str, tokens: int
 ) -> str:
-    """Returns a sentence about what is sent, tokens or weights of experts; empty if every replica
-    has all experts.
+    """Returns a sentence that says whether an update sends tokens or experts' weights; empty if
+    every replica has all experts.
 
     Args:
       option, platform: see `most_exchanged`.
-      tokens: tokens of a replica in the largest micro-batch.
+      tokens: number of tokens of a replica in the largest micro-batch.
     """
     if experts is None or not layout.ep_dp_axes:
         return ""
@@ -95,13 +96,13 @@ def form_of_update(
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of rows between devices along mesh axes where each device has other experts."""
+    """How devices along some mesh axes, each with other experts, send rows to one another."""
 
     axes: tuple[str, ...]
     everywhere: tuple[str, ...]  # all axes of the mesh
     num_devices: int  # along `axes`
-    size: int  # most rows that a device receives in a round
-    is_ragged: bool  # False: an all-gather, of which each device keeps its own rows
+    size: int  # the most rows that a device receives in a round
+    is_ragged: bool  # by a ragged all-to-all; False: by an all-gather, of which each keeps its rows
 
     @classmethod
     def of(cls, layout: Layout, chosen: tuple[int, int, int], num_experts: int) -> "Exchange":
@@ -109,7 +110,7 @@ class Exchange:
 
         Args:
           chosen: rows and length of a replica, and the number of experts of each token.
-          num_experts: experts on the exchanging devices together.
+          num_experts: number of experts on the exchanging devices together.
         """
         rows, length, per_token = chosen
         num_experts *= layout.size(layout.ep_tp_axes)
@@ -136,11 +137,11 @@ class Moves(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where a device sends each of its rows, once per chosen expert."""
+    """Where a device sends each of its rows, once per chosen expert (each is a choice)."""
 
-    order: Int[Array, " choices"]  # by expert; experts outside the exchange come last
+    order: Int[Array, " choices"]  # choices by expert; experts outside the exchange come last
     slot: Int[Array, "rows k"]  # index in that order; rows · k for experts outside the exchange
-    counts: Int[Array, "source target here"]  # rows of each device for each expert
+    counts: Int[Array, "source target here"]  # rows from each device for each expert of a target
     rounds: Int[Array, ""]
 
 
@@ -210,8 +211,8 @@ def _of_round(
 
 
 def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
-    """Returns the plan, a function that orders rows for sending, [choices, embed] from
-    [rows, length, embed], and one that brings results back to [rows, length, k, embed]."""
+    """Returns the plan and two functions. One orders rows [rows, length, embed] for sending, as
+    [choices, embed]; the other puts results back, as [rows, length, k, embed]."""
     k = rows.chosen.shape[-1]
     plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
 
@@ -229,13 +230,13 @@ def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any
 def exchanged(
     compute: ByExpert, exchange: Exchange, rows: Rows, experts: Any
 ) -> Float[Array, "rows length embed"]:
-    """Returns what the experts of all devices add to the rows of this one.
+    """Returns each row's weighted sum of its experts' outputs, wherever the experts are.
 
     The number of rounds is known only on the devices, and JAX does not differentiate such loops:
     the rule below does. It saves the inputs, sends rows and gradients, and recomputes the rest.
 
     Args:
-      compute: returns what experts, numbered from 0, add to rows; its result is as wide as rows.
+      compute: returns the weighted outputs of experts, numbered from 0; they are as wide as rows.
       rows: rows whose experts are numbered along the axes; rows of other numbers are not sent.
       experts: the weights of this device's experts.
     """

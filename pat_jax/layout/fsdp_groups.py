@@ -17,7 +17,8 @@ from pat_jax.layout.layout import Layout
 
 @dataclass(frozen=True)
 class FsdpGroups:
-    """The FSDP groups of a layout. Arrays of groups have one more dimension, the first."""
+    """The FSDP groups of a layout. Where groups have parts of their own, an array's first dimension
+    is the group."""
 
     layout: Layout
 

@@ -11,8 +11,8 @@ holds its shard of every layout with higher TP. With a mesh of axes (a, b, c):
     dp2tp4   batch over (a)         model over (c, b)
     dp1tp8                          model over (c, b, a)
 
-Both orders put the axes that change hands next to each other, which lets one all-to-all carry the
-KV cache from any layout to any other.
+In both columns, the axes that a switch moves from one to the other are neighbours. So one
+all-to-all carries the KV cache from any layout to any other.
 """
 
 import math
@@ -43,7 +43,7 @@ class Layout:
     """A DP x TP split of one mesh, and the mesh axes that each axis name maps to under it."""
 
     mesh: Mesh
-    kernels: Kernels  # compute attention and experts
+    kernels: Kernels  # which kernels compute attention and experts
     dp_axes: Axes = ()
     tp_axes: Axes = ()
     kv_axes: Axes = ()  # the leading run of tp_axes that divides the KV heads
@@ -127,10 +127,10 @@ class Layout:
         return NamedSharding(self.mesh, self.spec(*names, role=role))
 
     def put(self, tree: Any, *names: str | None) -> Any:
-        """Puts arrays of the host onto the devices, split by these names.
+        """Puts arrays of the host onto the devices, split as the axis `names` say.
 
-        Every process holds all of each array and puts its own shards. Over several processes
-        `jax.device_put` would compare the arrays of all of them at each call.
+        Every process holds all of each array and puts its own shards. With several processes,
+        `jax.device_put` would compare the arrays of all processes at each call.
         """
         sharding = self.sharding(*names)
         if not self.spans_processes:
@@ -148,7 +148,7 @@ class Layout:
         """Returns the sharding of each parameter.
 
         Args:
-          leading: names of dimensions before those of the parameter.
+          leading: axis names of dimensions before those of the parameter.
         """
         return jax.tree.map(
             lambda axes: self.sharding(*leading, *axes, role=role),

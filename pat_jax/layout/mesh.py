@@ -68,17 +68,17 @@ def padded_for(
 class ExpertSplit(NamedTuple):
     """How the user asks to divide the experts of each layer."""
 
-    parallel: int = 0  # devices with different experts; 0: as many of a host as divide the experts
-    width: int = 1  # devices that share the width of one expert
-    section: str = "rollout."  # prefix of the two options on the command line
+    parallel: int = 0  # number of parts of the experts; 0: as many devices of a host as divide them
+    width: int = 1  # number of devices that share the width of one expert
+    section: str = "rollout."  # prefix of both options' names on the command line
 
 
 def expert_axes(
     mesh: Mesh, config: ModelConfig, asked: ExpertSplit
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the axes that divide a model's experts, and those behind that divide their width.
-    Raises OptionError if no run of axes has the asked number of devices and divides the experts or
-    width.
+    """Returns the axes that divide a model's experts, and the next axes, which divide the width of
+    each. Raises OptionError if no run of axes has the asked number of devices and divides the
+    experts or width.
 
     Both are innermost first and the same in every layout.
     """
@@ -119,8 +119,8 @@ def fsdp_axes(mesh: Mesh, size: int) -> tuple[str, ...]:
     OptionError if no run of axes has this number of devices.
 
     Args:
-      size: devices with different parts of the parameters; other devices have copies of them. 0,
-        or as many as there are: all devices.
+      size: number of devices with different parts of the parameters; other devices have copies. 0,
+        or at least the number of devices: all devices.
     """
     names = mesh.axis_names[::-1]
     ways = [math.prod(mesh.shape[x] for x in names[:i]) for i in range(len(names) + 1)]

@@ -91,7 +91,7 @@ class AutoPartition(Partition):
 
     @property
     def _mesh(self) -> Mesh | AbstractMesh:
-        """The layout's mesh, inside `shard_map` that of the context."""
+        """The layout's mesh; inside `shard_map`, the context's mesh."""
         context = jax.sharding.get_abstract_mesh()
         return context if context.manual_axes else self.layout.mesh
 
@@ -100,8 +100,8 @@ class AutoPartition(Partition):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
 
     def look_up(self, table: Array, ids: Array) -> Array:
-        """Devices with different parts of the embedding exchange what they look up for each other,
-        and those with the same part do not. The compiler would replicate rows over the latter."""
+        """Devices with different parts of the embedding look ids up for each other; those with the
+        same part exchange nothing. The compiler would replicate rows over the latter."""
         layout, dp_axes, over = self.layout, self.layout.dp_axes, self.layout.fsdp_axes
         if not over or over == dp_axes:
             return super().look_up(table, ids)

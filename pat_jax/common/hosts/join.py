@@ -1,4 +1,4 @@
-"""Connects the processes of a run, found by their cluster, by variables, or by options.
+"""Connects the processes of a run, which options, a launcher's variables or the cluster name.
 
 Must come before anything asks JAX for devices. Uses JAX's own service, but not
 `jax.experimental.multihost_utils`. Its `broadcast_one_to_all` and `process_allgather` run programs
@@ -19,7 +19,7 @@ from pat_jax.common.hosts.roll_call import roll_call
 from pat_jax.common.hosts.together import ProcessGroup, found, process_group
 
 # JAX ends a process whose coordinator is silent for so long; our message comes before (`link.py`).
-WAIT_S = 600  # for the others, at the start
+WAIT_S = 600  # how long to wait for the other processes at the start
 HEARTBEAT_S = 60
 SHUTDOWN_S = 30
 _MOMENT_S = 1.0

@@ -1,9 +1,9 @@
-"""Messages between the processes of a run, beside what their devices send each other.
+"""Messages between the processes of a run, apart from what their devices send each other.
 
 A star: every process has one connection to the first. Each end sends four heartbeats per
-`SILENCE_S`, with the place of its main thread. A peer counts as lost if it is silent for that long,
-or if its connection breaks before it has said goodbye. Each message has an authentication code,
-which is checked before it is read (`wire.py`). Does not know what the messages mean.
+`SILENCE_S`, which say where its main thread is. A peer counts as lost if it is silent for that
+long, or if its connection breaks before it has said goodbye. Each message has an authentication
+code, which is checked before the message is parsed. Does not know what messages mean (`wire.py`).
 """
 
 import hmac
@@ -44,7 +44,7 @@ class Peer:
 
     @classmethod
     def over(cls, line: socket.socket, key: bytes, index: int, host: str) -> Self:
-        """Returns the peer at the other end of `line`, which it takes over."""
+        """Returns the peer at the other end of `line`, a socket that now belongs to it."""
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(Connection(line.detach()), key, index, host)
 

@@ -25,7 +25,7 @@ TOKEN = "PAT_JAX_JOB_TOKEN"  # variable that all processes of a job share, and n
 
 
 class Place(NamedTuple):
-    """The place of one process among those of a run."""
+    """Which process of a run one process is, and where all of them meet."""
 
     coordinator: str | None  # host:port; None: JAX finds the processes by itself
     index: int = 0
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
-    """Finds this process's place by the options, else by torchrun's variables, else by the
-    cluster's, which JAX reads. Returns None if it is alone. Raises UserError if some variables are
-    missing or wrong."""
+    """Finds which process of the run this one is: by the options, else by torchrun's variables,
+    else by those of the cluster, which JAX reads. Returns None if it is alone. Raises UserError if
+    some variables are missing or wrong."""
     if config.coordinator:
         return Place(config.coordinator, config.process_id, config.num_processes)
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
@@ -45,8 +45,8 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
 
 
 def job_token(config: DistributedConfig, variables: Mapping[str, str]) -> bytes:
-    """Returns what all processes of a job have and others do not: the variable TOKEN, and what the
-    launcher that starts them calls the job. Empty if there is neither."""
+    """Returns a text that all processes of a job share, and others do not: the variable TOKEN, and
+    the launcher's names for the job. Empty if there is neither."""
     names = "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"
     if config.coordinator:
         names = ()
@@ -71,8 +71,8 @@ def in_cluster(variables: Mapping[str, str]) -> bool:
 
 
 def located(wait_s: int, variables: Mapping[str, str]) -> Place:
-    """Returns this process's place as JAX finds it in a cluster. Raises UserError if the cluster's
-    variables do not tell it."""
+    """Returns the `Place` that JAX finds for this process in a cluster. Raises UserError if the
+    cluster's variables do not tell it."""
     try:
         coordinator, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             variables.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, wait_s

@@ -4,7 +4,7 @@ process in C++, without a message for the user.
 The first process listens at the coordinator's address until every other one has sent its index. It
 tells them a key for their messages (`link.py`), or why they cannot go on, and leaves the port to
 JAX. Both sides prove that they have the token of the job (`place.job_token`), without sending it; a
-visitor with another one is ignored. Only JSON is read.
+visitor with another token is ignored. Only JSON is read.
 """
 
 import errno
@@ -38,10 +38,10 @@ Visitor = tuple[socket.socket, Mapping[str, Any]]  # a connection, and the field
 
 
 def roll_call(place: Place, wait_s: float, token: bytes = b"") -> tuple[str | None, list[Peer]]:
-    """Waits until every process is there. Returns this process's peers, by index; in the first
-    process, also the one address that it listened at, or None if it was all interfaces. Raises
-    UserError if a process did not come within `wait_s`, or was started with another number of
-    processes."""
+    """Waits until every process is there. Returns the address at which this process has listened,
+    and its peers by index. The address is None for all interfaces, and in all processes except the
+    first. Raises UserError if a process did not come within `wait_s`, or was started with another
+    number of processes."""
     assert place.coordinator is not None
     made_of = place, place.coordinator, time.monotonic() + wait_s, wait_s, token
     return _call(*made_of) if place.index == 0 else (None, [_answer(*made_of)])
@@ -80,8 +80,8 @@ def _call(
 def _gathered(
     place: Place, came: Iterable[Visitor], *, is_ours: bool
 ) -> tuple[dict[int, Visitor], str]:
-    """Returns the processes that have come, by index, and why the run cannot begin, or "". Unless
-    `is_ours`, a visitor may be of another job, and does not end this one."""
+    """Returns the processes that have come, by index, and why the run cannot begin, or "". A wrong
+    visitor ends the run only if `is_ours`: visitors have proved to be of this job."""
     there: dict[int, Visitor] = {}
     sentence = ""
     if place.count == 1:

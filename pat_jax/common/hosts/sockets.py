@@ -102,9 +102,9 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
 
 
 def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Has a visitor prove that it has the `key`, and proves it in return, with the fields `told`.
-    Returns the visitor's fields. Raises what `receive_fields` does, and ValueError without a
-    proof."""
+    """Makes a visitor prove that it has the `key`. Then sends it the same proof and the fields
+    `told`. Returns the visitor's fields. Raises what `receive_fields` does, and ValueError if the
+    proof is wrong."""
     send_fields(visitor, prove=(question := secrets.token_hex(32)))
     fields = receive_fields(visitor, until)
     _check(key, fields, "other", question)
@@ -113,7 +113,7 @@ def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[s
 
 
 def answer(first: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Does the visitor's part of `ask`, and returns the other end's fields."""
+    """Does the visitor's part of `ask`: sends the fields `told`, and returns the other end's."""
     question = receive_fields(first, until).get("prove")
     told["prove"] = secrets.token_hex(32)
     send_fields(first, **told, proof=_proof(key, told, "other", question))

@@ -5,7 +5,8 @@ in the same order. Some decisions do not follow from the inputs: a plan depends 
 the file system or on signals. The first process makes them and tells the others (`agree`). Each
 process may compute a share of something; `gather` gives all shares to all processes.
 
-A process has one `ProcessGroup`, as it has one `jax.process_index()`. Alone it costs nothing.
+A process has one `ProcessGroup`, as it has one `jax.process_index()`. It costs a lone process
+nothing.
 """
 
 import math
@@ -26,7 +27,7 @@ from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
 
-FAILURE_MESSAGE_S = 2.0  # for the reason to reach the others before its sender ends
+FAILURE_MESSAGE_S = 2.0  # how long a process that fails waits for the others to get the reason
 FAILED = 1  # exit code where another process was lost
 
 
@@ -35,11 +36,11 @@ class ProcessGroup:
 
     def __init__(self, index: int = 0, count: int = 1, patience_s: float = math.inf):
         self.index, self.count = index, count
-        self._patience_s = patience_s  # with a process that makes no progress
-        self.stop_number: int | None = None  # of the signal that one of the processes was sent
+        self._patience_s = patience_s  # how long to wait for a process that makes no progress
+        self.stop_number: int | None = None  # number of the signal to stop that a process has got
         self.may_stop: Callable[[], bool] = lambda: False
         self.stop: Callable[[int], None] = lambda number: None
-        self.end: Callable[[int], None] = _end  # of this process, at once
+        self.end: Callable[[int], None] = _end  # ends this process at once
         self._link: Link | None = None
         self._ends = threading.Lock()  # held by the one thread that ends this process
         self._scratch: Any = None
@@ -53,8 +54,8 @@ class ProcessGroup:
         self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
 
     def reach_point(self, name: str) -> None:
-        """Tells the others in the next heartbeat that this process makes progress, so that those
-        who wait for it do not give up."""
+        """Notes that this process makes progress. The next heartbeat tells the others, so that they
+        do not give up waiting for it."""
         self._at, self._thread = self._at.next(name), threading.get_ident()
 
     @property
@@ -73,16 +74,16 @@ class ProcessGroup:
     def agree(self, name: str, make: Callable[[], T]) -> T:
         """Returns in every process what `make` returns in the first. All processes must call it, in
         the same order, with the same `name`. Raises the UserError of the first process. If a
-        process was told to stop, raises what `stop` raises."""
+        process has got a signal to stop, raises what `stop` raises."""
         if self.is_alone:
             return make()
         self.reach_point(name)
         return self._decide(name, make)
 
     def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
-        """Returns in every process the values of all, in the order of their indices. `trouble` is
-        what this process could not do: then the others have only a minute to call this, as they
-        may never do so."""
+        """Returns in every process the values of all processes, by index. `trouble` says what this
+        process could not do. The others then have only a minute to call this, as they may never do
+        so."""
         if self.is_alone:
             return [value]
         self.reach_point(name)
@@ -114,7 +115,7 @@ class ProcessGroup:
         return folder
 
     def ask_to_stop(self, number: int) -> None:
-        """Passes on a signal to stop: all processes stop when they next agree."""
+        """Passes a signal to stop on: all processes stop when they next call `agree`."""
         if self.is_first:
             self.stop_number = number
         else:

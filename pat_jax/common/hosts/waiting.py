@@ -28,7 +28,7 @@ _DEVICES = {"jax", "jaxlib", "numpy"}  # packages whose code waits for devices
 class At(NamedTuple):
     """How far the main thread of a process has come."""
 
-    name: str = "its start"
+    name: str = "its start"  # the last point that it reached (`ProcessGroup.reach_point`)
     count: int = 0  # points reached so far, as names may repeat
     waits_for: int | None = None  # index of the process that it waits for
     place: str = ""  # line and function of our code
@@ -51,8 +51,8 @@ class At(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """A value that changes when the process makes progress. Places do not count: within one
-        point, the process may hang or compute."""
+        """A value that changes when the process makes progress. The line of code does not count: it
+        does not tell whether the process computes or hangs."""
         return self.count, self.waits_for
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class At(NamedTuple):
 
 
 class Wait:
-    """One process waits for another, from now on.
+    """A wait of one process for another, which begins now.
 
     Args:
       me, other: names of the process that waits, and of the one it waits for.
@@ -102,7 +102,7 @@ class Wait:
         return f"{self._me} waits at {self._name!r} for {self._other}, {at}{whom}"
 
     def sentence(self, at: At) -> str:
-        """Returns why this process waits no longer."""
+        """Returns the message with which this process gives up."""
         if self._trouble:
             return f"{self._trouble}, and {self._other}, {at}, cannot go on without its part{START_AGAIN}"
         return (
@@ -112,7 +112,7 @@ class Wait:
 
 
 class Stall:
-    """Watches all processes at once: if one hangs, the others mostly wait on their devices."""
+    """Watches all processes at once: if one hangs, the others mostly wait for their devices."""
 
     def __init__(self, patience_s: float):
         self._patience_s = patience_s

@@ -1,7 +1,7 @@
 """What processes tell each other, as JSON: reading it unpickles nothing and calls no function.
 
 Writes plain values, containers and arrays, and the dataclasses, named tuples and enums of this
-package, which are filled with what was written. Does not know what they mean.
+package. Reading sets their fields without calling a constructor. Does not know what they mean.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Charts: their values, and the place of each point. `macros.html.jinja` draws them."""
+"""Charts: their values, and where each point is drawn. `macros.html.jinja` draws them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Axis:
         return round(self.at(right) - self.at(left), 3)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Returns about four round numbers: the place of each, and its text."""
+        """Returns about four ticks at round numbers: the place of each in percent, and its text."""
         return [(self.at(number), _short(number)) for number in self._round_numbers()]
 
     def _round_numbers(self) -> list[float]:
@@ -91,9 +91,9 @@ class Plot:
     across_words: str
     up_words: str
     bands: Sequence[Band] = ()
-    marks: Sequence[float] = ()  # events, as places on the horizontal axis
-    note: str = COMPUTED  # inside the plot
-    title: str = ""  # of a picture outside of a page
+    marks: Sequence[float] = ()  # events, as values on the horizontal axis
+    note: str = COMPUTED  # text inside the plot
+    title: str = ""  # only for a picture outside of a page
 
     @property
     def colours(self) -> dict[str, str]:
@@ -118,7 +118,7 @@ class Plot:
             yield f"M{'L'.join(f'{x} {y}' for x, y in (*upper, *lower))}Z"
 
     def _parts(self, points: Points, size: Size) -> Iterator[list[tuple[float, ...]]]:
-        """Yields the points between gaps, at their places in an area of this size."""
+        """Yields the points of each part between gaps, scaled to an area of this size."""
         width, height = size
         for is_known, part in groupby(points, key=lambda point: all(map(isfinite, point))):
             if is_known:

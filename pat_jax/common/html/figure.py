@@ -13,14 +13,14 @@ from pat_jax.common.html.charts import Plot
 from pat_jax.common.html.render import rendered
 
 TEMPLATE = Path(__file__).with_name("figure.svg.jinja")
-EDGE = 10  # around the picture, in pixels, as everything here
-LEFT = 50  # of an area, for the numbers of its axis
-RIGHT = 14  # of an area, for half of the last number below
-ABOVE = 24  # an area, for the numbers of its marks
-BELOW = 40  # an area, for its axis
+EDGE = 10  # margin around the picture; all lengths here are in pixels
+LEFT = 50  # space left of a plot's area, for the numbers of its vertical axis
+RIGHT = 14  # space right of an area, for half of the last number below it
+ABOVE = 24  # space above an area, for the numbers of its marks
+BELOW = 40  # space below an area, for its horizontal axis
 LINE = 18  # from one line of words to the next
 LETTER = 6.6  # more than the mean width of a letter
-KEY = 34  # of a legend: its colour and the space between two names
+KEY = 34  # width of a legend's entry beside its name: the colour, and space to the next entry
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Box:
     x: float
     y: float
     width: float
-    height: float  # of the area
+    height: float  # of the plot's area, without axis and legend
 
     @property
     def size(self) -> tuple[float, float]:
-        """The width and height of the area."""
+        """The width and height of the plot's area."""
         return self.width - LEFT - RIGHT, self.height
 
     @property
     def area_y(self) -> float:
-        """Where the area begins, from the top of the box."""
+        """Distance from the top of the box to the plot's area."""
         return LINE * (1 + bool(self.plot.title)) + ABOVE
 
     @property
     def keys(self) -> list[tuple[str, str, float, float]]:
-        """The legend: each name, its colour and its place in the box."""
+        """The legend: each name, its colour, and x and y in the box."""
         names, below = self.plot.colours, self.area_y + self.height + BELOW + LINE
         across = KEY + LETTER * max(map(len, names), default=0)
         columns = max(1, int((self.width - LEFT) / across))
@@ -66,9 +66,9 @@ class Figure:
 
     plots: Sequence[Plot]
     columns: int = 1
-    width: int = 900  # of a plot, its words included
-    height: int = 240  # of its area
-    told: Sequence[str] = ()
+    width: int = 900  # of a plot with the words at its axes
+    height: int = 240  # of a plot's area
+    told: Sequence[str] = ()  # the lines of words
 
     @property
     def boxes(self) -> list[Box]:

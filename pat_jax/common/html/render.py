@@ -22,10 +22,9 @@ def rendered(template: Path, form: Form = "html", **values: Any) -> str:
     """Renders a template.
 
     Args:
-      template: it can extend and import templates beside it and here. `page` and `macros` are here
-        in both forms.
-      form: what it becomes, a page (or a picture) or a text; the template knows it under this
-        name.
+      template: it can extend and import templates in its folder and in this one, which has `page`
+        and `macros` in both forms.
+      form: `html` for a page or a picture, `txt` for a text; a variable of the template, too.
       values: the template's variables.
     """
     environment = _environment(template.parent, form)

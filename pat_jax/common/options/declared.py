@@ -22,7 +22,7 @@ from pat_jax.common.rules import OptionError, Rule
 SHORT_FORM = {"is_short_form": True}
 _STANDS_FOR, _IS_AUTO, _RULE = "stands_for", "is_auto", "rule"
 AUTO = "auto"
-NONE_OF_MANY = "[]"  # as YAML writes it, where an option takes many
+NONE_OF_MANY = "[]"  # an empty list, for an option that takes several values
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
 
@@ -68,7 +68,7 @@ class Options:
 
     def need_defaults(self, names: Iterable[str], why: str) -> None:
         """Raises OptionError unless each of these options, which have no effect, has its default.
-        `why` ends the sentence."""
+        `why` is the end of the error's sentence."""
         plain = type(self)()
         for name in names:
             default = attrgetter(name)(plain)
@@ -88,7 +88,7 @@ class Option:
     kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str, int or float, ...]
     default: Any
     help: str
-    short: str = ""  # the name of its section, if that alone stands for it
+    short: str = ""  # the name of its section, if --SECTION alone also sets the option
     stands_for: Mapping[str, Mapping[str, Any]] | None = None  # see `stands_for`
     is_auto: bool = False  # see `auto`
 
@@ -116,8 +116,8 @@ class Option:
         return get_args(self.kind)[0] if self.takes_many else self.kind
 
     def convert(self, texts: Sequence[str]) -> Any:
-        """Converts the texts, one unless the option takes many, to the option's value. Raises
-        OptionError if that fails."""
+        """Converts the texts to the option's value; there is one text unless the option takes
+        several. Raises OptionError if that fails."""
         for text in texts:
             self._check_text(text)
         if self.takes_many:
@@ -200,7 +200,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _field_texts(config_class: type) -> dict[str, str]:
-    """Returns the help text of each field of a dataclass, in one line, inherited ones included."""
+    """Maps the fields of a dataclass, inherited ones included, to their help texts in one line."""
     texts = {}
     for base in reversed(config_class.__mro__):
         texts |= _own_field_texts(base) if is_dataclass(base) else {}

@@ -1,4 +1,4 @@
-"""Reads options from YAML files, with the line where each is set."""
+"""Reads options from YAML files, with the line where each option is set."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ class Setting:
 
 
 def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> dict[str, Setting]:
-    """Adds the options that some of the settings stand for. Options set directly in the same source
-    win."""
+    """Adds the options that some of the settings stand for. An option that the same source sets
+    directly wins."""
     found: dict[str, Setting] = {}
     for name, setting in settings.items():
         option, value = options[name], " ".join(setting.texts)
@@ -113,7 +113,7 @@ def _texts(node: yaml.Node, option: Option, where: str) -> list[str]:
 
 
 def _plain(node: yaml.Node) -> str:
-    """Returns the text of a value, of a list those of its values; of nested ones only the type."""
+    """Returns a value as text: a list as the texts of its values, a mapping as its YAML tag."""
     if isinstance(node, yaml.SequenceNode):
         return " ".join(map(_plain, node.value))
     return node.value if isinstance(node, yaml.ScalarNode) else node.tag

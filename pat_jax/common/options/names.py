@@ -21,8 +21,8 @@ _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", 
 
 
 def of_today(name: str, text: str) -> str | None:
-    """Returns the text of an option in a file, or what stands for it now if the folders of older
-    runs hold a text that is gone. Returns None if the option is to be left out."""
+    """Returns the value that an option in a file has today: `text`, or what has replaced it since
+    an older run wrote it. Returns None if the option is to be left out."""
     return _RETIRED.get(name, {}).get(text, text)
 
 
@@ -41,8 +41,8 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
 
 
 def is_not_offered(name: str) -> bool:
-    """Returns whether the name is an option of other projects that pat_jax does not have, and so
-    not a typing mistake."""
+    """Returns whether the name is an option of other projects that pat_jax does not have. Such a
+    name is not a typing mistake."""
     return name.rpartition(".")[2] in _NOT_OFFERED
 
 
