@@ -47,8 +47,8 @@ class Routed(NamedTuple):
 
 
 class Experts(nnx.Module):
-    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538); with
-    `latent_dim` (Σ pᵢ(x) · Eᵢ(x · descend)) · ascend."""
+    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts; pᵢ is the router's weight and Eᵢ a SwiGLU MLP
+    (arXiv 1701.06538). With `latent_dim`: (Σ pᵢ(x) · Eᵢ(x · descend)) · ascend."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         assert config.experts is not None

@@ -99,14 +99,12 @@ class HFTensor:
 
     @property
     def is_stack(self) -> bool:
-        """Whether a checkpoint stores the parameter as one tensor for each expert, called its
-        parts."""
+        """Whether a checkpoint stores the parameter in parts, one tensor for each expert."""
         return self.form is _Form.EXPERTS
 
     @property
     def names(self) -> Iterator[str]:
-        """Names of the parameter's tensors in a checkpoint: one, or one for each expert in
-        order."""
+        """Names of the parameter's tensors in a checkpoint: one, or one per expert in order."""
         if not self.is_stack:
             return iter((self.name,))
         return (self.name.format(expert) for expert in range(self.native_shape[0]))

@@ -125,7 +125,7 @@ class Lora:
     ) -> Adapters:
         """Returns new adapters, with which the policy equals its base.
 
-        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too.
+        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5). b and padding are zero.
 
         Args:
           base: the policy's parameters, whose scalar head is copied. None: the head is zero.

@@ -1,4 +1,4 @@
-"""The static half of a transformer, with the shapes and axis names of its parameters."""
+"""A transformer without its parameters, with their shapes and axis names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ Params = nnx.State
 
 @dataclass(frozen=True)
 class Policy:
-    """The static half of a model. Its parameters travel beside it, as a pytree of arrays."""
+    """A model without its parameters, which functions take beside it as a pytree of arrays."""
 
     config: ModelConfig
     definition: nnx.GraphDef

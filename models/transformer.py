@@ -30,7 +30,8 @@ from pat_jax.models.partition import Partition
 from pat_jax.models.rematerialization import NONE, rematerialized
 
 OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
-RunLayer = Callable[[OfLayer, Array, Any], tuple[Array, Any, Routed | None]]  # with its cache
+# (a layer, its input, its cache) -> (its output, its cache, what its router returned)
+RunLayer = Callable[[OfLayer, Array, Any], tuple[Array, Any, Routed | None]]
 
 
 class MLP(nnx.Module):

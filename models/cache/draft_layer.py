@@ -78,8 +78,8 @@ class Line(NamedTuple):
 class DraftPages(NamedTuple):
     """The paged cache of one layer, for kernels that read pages in place.
 
-    A row's new tokens may lie in several pages. The table has pages up to a row's last new token;
-    entries behind them are NULL_PAGE.
+    A row's new tokens may lie in several pages. The table has entries up to a row's last new token;
+    entries behind the row's pages are NULL_PAGE.
     """
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
@@ -132,7 +132,7 @@ class DraftCopy:
         """Copies the pages of all rows.
 
         Args:
-          turns: the most tokens that a row has in a step; it may write this far past its pages.
+          turns: the most tokens that a row has in a step; it may write this far past its table.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         behind = ((0, 0), (0, turns), (0, 0))

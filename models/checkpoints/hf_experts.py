@@ -11,7 +11,7 @@ _AUX_LOSS_COEF = 0.001  # transformers' default; no loss is added here
 
 
 def read_experts(fields: Fields, family: Family) -> ExpertsConfig:
-    """Returns the experts that config.json describes; UserError if a field is wrong."""
+    """Returns the experts that config.json describes. Raises UserError if a field is wrong."""
     num_experts = _num_experts(fields)
     per_tok = fields.integer("num_experts_per_tok")
     if per_tok > num_experts:
@@ -48,7 +48,7 @@ def _num_experts(fields: Fields) -> int:
 
 
 def _dense_layers(fields: Fields) -> tuple[int, ...]:
-    """Layers without experts: those in `mlp_only_layers`, and all but every n-th."""
+    """Layers without experts: `mlp_only_layers`, and all except each `decoder_sparse_step`-th."""
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     step = fields.integer("decoder_sparse_step", 1)
     named = fields.values["mlp_only_layers"] if fields.has("mlp_only_layers") else []

@@ -34,11 +34,11 @@ class CheckpointFiles:
     stale: Mapping[str, str]  # entries of the index (tensor: file) whose file lacks the tensor
 
     def spare(self, known: Set[str]) -> tuple[Tensors, Tensors]:
-        """Returns the other tensors in the directory: those in parts of this checkpoint; the rest.
+        """Returns the directory's other tensors: those that belong to this checkpoint; the rest.
 
-        A further file is a part if its name says so, and all its tensors are `known` or may be a
-        head. A file that repeats a tensor of `named` is another version of the checkpoint. A tensor
-        that two parts have is in the rest, since nothing says which one is right.
+        A further file belongs to it if its name says so, and all its tensors are `known` or may be
+        a head. A file that repeats a tensor of `named` is another version of the checkpoint. A
+        tensor that two files have is in the rest, since nothing says which one is right.
         """
         files, names = ({getattr(x, y) for x in self.named.values()} for y in ("path", "name"))
         parts, others, twice = Tensors(), Tensors(), set[str]()

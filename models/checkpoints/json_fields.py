@@ -11,7 +11,7 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 
-MOST = 2**31 - 1  # largest size
+MOST = 2**31 - 1  # largest integer of a field
 LARGEST_NUMBER = 1e30
 CHECK = "check the checkpoint's config.json"
 

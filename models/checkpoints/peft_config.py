@@ -52,7 +52,7 @@ class PeftConfig:
     """The fields of a plain LoRA adapter's adapter_config.json."""
 
     path: Path
-    fields: Mapping[str, Any]  # missing ones filled in
+    fields: Mapping[str, Any]  # by name; missing ones may have PEFT's defaults
 
     @property
     def rank(self) -> int:

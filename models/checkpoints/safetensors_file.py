@@ -2,7 +2,7 @@
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, data_offsets) and
 the tensors' bytes, little-endian, back to back. Reading maps one tensor at a time and copies
-nothing. Writing holds one tensor at a time; the safetensors library needs a whole file's.
+nothing. Writing holds one tensor at a time; the safetensors library needs all tensors of a file.
 """
 
 import json

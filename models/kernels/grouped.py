@@ -41,7 +41,7 @@ def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles
 
     Args:
       chosen: experts of each row, from 0 to `num_experts` - 1; others are not computed here.
-      size: rows of a tile.
+      size: number of rows in a tile.
     """
     num_rows, k = chosen.shape
     num_choices = num_rows * k
@@ -86,7 +86,7 @@ def by_expert(
       experts: the weights of the experts on this device.
       chosen: each row's experts, as indices into `experts`; any other number adds nothing.
       weights: weight of each chosen expert's output.
-      size: rows of a tile.
+      size: number of rows in a tile.
     """
     num_here = len(jax.tree.leaves(experts)[0])
     tiles = in_tiles(chosen, num_here, size)

@@ -217,7 +217,7 @@ def _rows(ref: Any, choice: Array, num_choices: int, columns: Any, per_row: int 
 
 
 def _columns(columns: Any) -> Int[Array, "1 columns"]:
-    """Column numbers, to index together with row numbers; interpreted Pallas takes no slices."""
+    """Column numbers as an array: interpreted Pallas does not mix row numbers with slices."""
     return (columns.start + jnp.arange(columns.size))[None]
 
 

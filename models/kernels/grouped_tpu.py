@@ -24,8 +24,8 @@ OUTPUTS, INPUTS = 512, 2048  # most of each in a part of the weights: two buffer
 class ChoicesOnTpu(NamedTuple):
     """The choices, ordered by expert; those of experts on other devices come last."""
 
-    order: Int[Array, " places"]  # row · k + choice; rows · k: padding of the last tile
-    sizes: Int[Array, " experts"]  # rows of each expert
+    order: Int[Array, " places"]  # row · k + index of the choice; rows · k: padding of a tile
+    sizes: Int[Array, " experts"]  # number of rows of each expert
     place: Int[Array, "rows k"]  # index of each choice in `order`; len(order): computed elsewhere
     interpret: bool
 

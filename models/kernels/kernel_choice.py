@@ -24,10 +24,10 @@ class Kernels:
     """
 
     platform: str  # as in `jax.Device.platform`; empty: any
-    decode: Way = PLAIN  # one query of each row, over pages
-    prefill: Way = PLAIN  # blocks of queries, over pages
-    verify: Way = PLAIN  # drafts, which may branch, over pages
-    rows: Way = PLAIN  # whole rows of sequences without a cache, forward and backward
+    decode: Way = PLAIN  # attention of one query per row to pages
+    prefill: Way = PLAIN  # attention of blocks of queries to pages
+    verify: Way = PLAIN  # attention of drafts, which may branch, to pages
+    rows: Way = PLAIN  # attention in whole rows without a cache, forward and backward
     experts: Way = PLAIN  # the MLPs of experts, forward and backward
 
     @classmethod

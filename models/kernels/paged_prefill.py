@@ -97,7 +97,7 @@ def _blocks_on_gpu(
 
 
 def _schedule(tile: int) -> triton.CompilerParams:
-    """Measured on an H200: a small tile is faster with more programs than with loads ahead."""
+    """On an H200, small tiles were faster with more programs at a time than with loads ahead."""
     is_small = tile <= SMALL_TILE
     return triton.CompilerParams(num_warps=2 if is_small else 4, num_stages=1 if is_small else 2)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # a container's limit, in bytes
 
 
 def machine_memory() -> float:

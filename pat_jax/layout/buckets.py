@@ -64,7 +64,7 @@ class Drafts:
     def draft(self, num_draft_tokens: int) -> int:
         """Returns the most tokens that a row's draft may have.
 
-        Copied drafts share a step's room: those likelier to be accepted get more of it.
+        Copied drafts share the tokens that a step verifies: those likelier to be accepted get more.
         """
         return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
@@ -253,7 +253,7 @@ class Shapes:
 
     buckets: Buckets
     pages: Mapping[Split, int]  # number of pages in a replica's pool, by layout; NULL_PAGE counts
-    page_size: int  # tokens
+    page_size: int  # tokens of a page
     burst_steps: int  # most steps of a burst without drafts
     check_every: int  # steps between two tests of whether such a burst ends
     drafts: Drafts = NO_DRAFTS
@@ -263,8 +263,9 @@ class Shapes:
 
     @property
     def asked_ahead(self) -> int:
-        """Number of tokens, those of two bursts, for which a draft model's cache reserves each row
-        pages ahead. It is the same for all numbers of draft tokens, so that no row's need shrinks.
+        """Number of future tokens of a row, those of two bursts, for which a draft model's cache
+        reserves pages. All numbers of draft tokens have the same, so that a row's need never
+        shrinks.
         """
         return 2 * self.pace(max(self.drafts.num_draft_tokens, default=0)).burst_tokens
 

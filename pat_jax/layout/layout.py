@@ -77,8 +77,8 @@ class Layout:
 
     @property
     def spans_processes(self) -> bool:
-        """Whether some of its devices belong to another process, whose shards of an array this
-        process cannot read."""
+        """Whether some of the layout's devices belong to another process. This process cannot read
+        their shards of an array."""
         return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     @property
@@ -93,8 +93,8 @@ class Layout:
 
     @property
     def group_axes(self) -> Axes:
-        """The dp_axes along which FSDP groups lie: each group has all of the trainer's parameters,
-        except experts that are divided over several."""
+        """The dp_axes across FSDP groups. Each group has all of the trainer's parameters, except
+        experts that are divided over several groups."""
         return self.dp_axes[len(self.fsdp_axes) :]
 
     @property
@@ -212,7 +212,7 @@ def whole_on_each(layout: Layout) -> Layout:
 
 
 def of_one_group(layout: Layout) -> Layout:
-    """Returns the layout of one FSDP group's rows."""
+    """Returns the layout for the rows of one FSDP group: only its axes split the batch."""
     return replace(layout, dp_axes=layout.fsdp_axes)
 
 

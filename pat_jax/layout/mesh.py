@@ -23,7 +23,7 @@ def hosts_of(devices: Sequence[Device]) -> list[int]:
     A TPU slice counts as one host, even if it spans several machines. The hosts of GPUs are
     numbered by `slice_index`; a host may have several processes. On CPUs and without `slice_index`
     a process is a host. The same holds for GPUs that are only compiled for, whose `slice_index` is
-    always 0. None of those has a `local_hardware_id`; of attached GPUs, this process's own have.
+    always 0. They have no `local_hardware_id`; attached GPUs of this process have one.
     """
     is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
     counts = [getattr(device, "slice_index", None) for device in devices]

@@ -43,8 +43,8 @@ class ManualPartition(Partition):
         return jax.lax.axis_index(mesh_axes) if mesh_axes else 0
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """Gathers the rows of all replicas that hold other experts or parts of them, computes, and
-        scatters the sums back."""
+        """Gathers the rows of all replicas that hold other experts or parts of them, computes this
+        device's experts, and scatters the sums back."""
         layout = self.layout
         over = *layout.ep_axes, *layout.ep_width_axes
         over_dp = tuple(axis for axis in over if axis in layout.dp_axes)

@@ -3,7 +3,7 @@
 A star: every process has one connection to the first. Each end sends four heartbeats per
 `SILENCE_S`, which say where its main thread is. A peer counts as lost if it is silent for that
 long, or if its connection breaks before it has said goodbye. Each message has an authentication
-code, which is checked before the message is parsed. Does not know what messages mean (`wire.py`).
+code, which is checked before the message is parsed (`wire.py`). Does not know what messages mean.
 """
 
 import hmac

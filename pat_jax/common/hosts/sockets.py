@@ -102,9 +102,9 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
 
 
 def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Makes a visitor prove that it has the `key`. Then sends it the same proof and the fields
-    `told`. Returns the visitor's fields. Raises what `receive_fields` does, and ValueError if the
-    proof is wrong."""
+    """Makes a visitor prove that it has the `key`. Then proves the same to it, and sends it the
+    fields `told`. Returns the visitor's fields. Raises what `receive_fields` does, and ValueError
+    if the proof is wrong."""
     send_fields(visitor, prove=(question := secrets.token_hex(32)))
     fields = receive_fields(visitor, until)
     _check(key, fields, "other", question)
@@ -136,8 +136,8 @@ def _check(key: bytes, fields: dict[str, Any], who: str, question: str) -> None:
 def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
 ) -> Generator[T, None, None]:
-    """Yields the result of `greet` for each visitor, until `until`. `greet` gets the connection and
-    its own deadline. A visitor for which it raises an error of `BROKEN` is dropped."""
+    """Yields the result of `greet` for each visitor, until `time.monotonic()` reaches `until`.
+    `greet` gets a connection and a deadline. A visitor is dropped if it raises one of `BROKEN`."""
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
     room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
     # A thread that waits in accept() keeps the port open, even if another thread has closed it.

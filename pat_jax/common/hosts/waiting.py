@@ -38,7 +38,7 @@ class At(NamedTuple):
         return At(name, self.count + 1)
 
     def seen(self, thread: int) -> "At":
-        """Returns this with the line of our code that `thread` is at now."""
+        """Returns a copy with the line of our code at which `thread` is now."""
         with _without_collections():
             frame = innermost = sys._current_frames().get(thread)
             while frame is not None and not _module(frame).startswith("pat_jax."):

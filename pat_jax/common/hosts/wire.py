@@ -22,13 +22,13 @@ _PACKAGE = "pat_jax."
 
 
 def to_bytes(value: object) -> bytes:
-    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of another kind."""
+    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of no type above."""
     return json.dumps(_written(value)).encode()
 
 
 def of_bytes(content: bytes) -> Any:
-    """Returns the value that `to_bytes` wrote. Raises ValueError, TypeError, LookupError,
-    AttributeError or ImportError if it wrote none."""
+    """Returns the value that `to_bytes` wrote as `content`. Raises ValueError, TypeError,
+    LookupError, AttributeError or ImportError if `content` is anything else."""
     return json.loads(content, object_hook=_read)
 
 

@@ -18,7 +18,7 @@ class Line:
     colour: str
     is_step: bool = False  # horizontal between points, with steps at them
     is_dotted: bool = False  # each point has a marker
-    is_filled: bool = False  # pale below; the first and the last point are at its bottom
+    is_filled: bool = False  # the area below is pale; its bottom is at the first and the last point
     interval: Points = ()  # x, low and high of an interval around the line
 
 

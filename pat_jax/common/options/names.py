@@ -15,7 +15,7 @@ _INSTEAD: Mapping[str, str] = _TABLE["instead"]
 _RETIRED: Mapping[str, Mapping[str, str | None]] = _TABLE["retired"]
 _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
-# Of several sections with an option of that name, the first of these is meant.
+# If several sections have an option of one name, the section with the least number is meant.
 _BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
 
