@@ -17,7 +17,7 @@ from pat_jax.models.policy import Params, Policy
 
 # PEFT's name for all linear layers except the output head; with experts, for those of attention.
 ALL_LINEAR = "all-linear"
-# For each weight of a layer with experts: PEFT's module, and the index of the weight in it.
+# For each weight of a layer with experts: PEFT's module, and its index there (None: the only one).
 _SPARSE = {
     "router": ("gate", None),
     "gate": ("experts.gate_up_proj", 0),

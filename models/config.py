@@ -62,8 +62,8 @@ class ModelConfig:
     # scaling: 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768
     experts: ExpertsConfig | None = None
-    vocab_multiple: int = 128  # the embedding's rows are padded to a multiple, in every layout
-    query_multiple: int = 1  # query heads per KV head are padded to a multiple, with heads of zeros
+    vocab_multiple: int = 128  # the embedding's rows are padded to a multiple of this
+    query_multiple: int = 1  # query heads per KV head are padded to a multiple of this, by zeros
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer number `layer` has experts."""

@@ -164,7 +164,6 @@ class Transformer(nnx.Module):
         return run
 
     def _layers(self, recorded: Array | None) -> list[OfLayer]:
-        """Returns each layer's parameters and recorded experts."""
         sparse = self.config.sparse_layers
         return [
             (

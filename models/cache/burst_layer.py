@@ -30,7 +30,7 @@ class BurstLayer:
     # Keys are transposed: XLA:CPU then multiplies them with queries in as little as half the time.
     keys: Float[Array, "rows*kv_heads head_dim length"]
     values: Float[Array, "rows*kv_heads length head_dim"]
-    start: Int[Array, " rows"]  # number of tokens in the pages: first new position
+    start: Int[Array, " rows"]  # number of tokens in the pages; position of the first new token
     steps: int  # number of columns, counted from the last, that new tokens may take
 
     @classmethod

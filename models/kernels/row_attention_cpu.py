@@ -61,7 +61,7 @@ def _grid(length: int) -> tuple[int, int]:
 
 
 def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Array]:
-    """Returns the keys that each query sees, and which blocks of keys to visit for it.
+    """Returns the keys that each query sees, and which blocks of keys to visit.
 
     For each block of queries: how many blocks of keys some query of it sees, in any row; and, for
     each block of keys, the next lower one to visit."""

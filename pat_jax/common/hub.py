@@ -208,7 +208,6 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _status(error: Exception) -> int | None:
-    """Returns the HTTP status of an error, if it has one."""
     response = getattr(error.__cause__ or error, "response", None)
     return getattr(response, "status_code", None)
 

@@ -81,7 +81,6 @@ def find_layout(chain: dict[Split, Layout], name: str, mesh: Mesh, config: Model
 
 
 def _why_not(name: str, mesh: Mesh, config: ModelConfig) -> str:
-    """Returns why the mesh's devices have no layout of this name."""
     found = re.fullmatch(r"dp(\d+)tp(\d+)", name, re.ASCII)
     split = Split(int(found[1]), int(found[2])) if found else Split(0, 0)
     if split.dp * split.tp != mesh.size:

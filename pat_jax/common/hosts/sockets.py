@@ -137,7 +137,7 @@ def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
 ) -> Generator[T, None, None]:
     """Yields the result of `greet` for each visitor, until `time.monotonic()` reaches `until`.
-    `greet` gets a connection and a deadline. A visitor is dropped if it raises one of `BROKEN`."""
+    `greet` gets a connection and a deadline; a visitor for which it raises `BROKEN` is dropped."""
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
     room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
     # A thread that waits in accept() keeps the port open, even if another thread has closed it.
