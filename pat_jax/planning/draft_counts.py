@@ -1,18 +1,18 @@
 """What a burst counts about its drafts, for devices, planner and replays alike.
 
-A *run* is the text that a draft of unlimited length would have right: see `drafts.py`.
+A *run* is the text that a draft of unlimited length would predict correctly: see `drafts.py`.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# The kinds of matches begin at these numbers of tokens; a shorter match than the first is none.
+# A kind of match is a range of its length in tokens. These are the first lengths of the ranges.
 MATCH_BIN_EDGES = (1, 2, 3, 5, 9, 16)
-KINDS = len(MATCH_BIN_EDGES) + 1  # none first
+KINDS = len(MATCH_BIN_EDGES) + 1  # first that of no match
 GENERATED = 1  # the kind of drafts that a model generates; each of them is a run of its own
 MAX_RUN = 32  # tokens of a run that are counted one by one
-DRAFTS, BRANCHES = 0, 1  # places of the two along an axis
+DRAFTS, BRANCHES = 0, 1  # indices along an axis of both
 # Where copied drafts are from: a response's own text, siblings, responses of earlier iterations.
 SOURCES = "own", "siblings", "earlier"
 NO_SOURCES = np.zeros((len(SOURCES), 3), np.int64)
@@ -24,10 +24,10 @@ class DraftResult(NamedTuple):
     The arrays that a burst itself returns have an additional first axis of replicas.
     """
 
-    begun: np.ndarray  # int[kinds], runs
+    begun: np.ndarray  # int[kinds], runs that began with each kind of match
     # int[2, kinds, MAX_RUN], runs and branches for which it is known whether each token was right
     proposed: np.ndarray
-    accepted: np.ndarray  # int[2, kinds, MAX_RUN], those in which it was right
+    accepted: np.ndarray  # int[2, kinds, MAX_RUN], those whose token was right
     branch_counts: np.ndarray  # int[kinds, kinds], steps by the kind of the run and of the branch
     verified: int | np.ndarray  # tokens of drafts and branches
     # int[sources, 3], tokens verified, accepted, and accepted on a branch; zeros if drafts are not

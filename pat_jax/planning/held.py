@@ -1,4 +1,4 @@
-"""Counts the tokens that a replica's sequences hold while they decode: some kernels read these.
+"""Counts the tokens of a replica's sequences in the KV cache, which some attention kernels read.
 
 Knows counts of tokens. Does not know what reading them costs.
 """
@@ -9,10 +9,10 @@ import numpy as np
 def most_held(
     context: np.ndarray, sampled: np.ndarray, replica: np.ndarray, steps: int, every: int
 ) -> np.ndarray:
-    """Tokens read in a step by the replica that reads most, float[windows] of `every` steps.
+    """Mean tokens of the KV cache that a step reads, in the replica that reads most:
+    float[windows], each window of `every` steps.
 
-    A sequence reads one more token after each token that it samples. It reads nothing once it has
-    ended.
+    A sequence reads one more token after each that it samples, and none once it has ended.
 
     Args:
       context: int[running], tokens in the cache at the first step.

@@ -16,8 +16,8 @@ GIB = 2**30
 
 
 def beside(arrays: int, temporaries: int, limit: float) -> int:
-    """Bytes of the usable memory that a program takes. Temporaries first fill the part of `limit`
-    that is not usable."""
+    """Bytes of a device's usable memory that a program takes. Its temporaries first fill the part
+    of `limit` that `USABLE` leaves out."""
     return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
 
 
@@ -32,13 +32,13 @@ class MemoryModel:
     limit: float  # bytes that a device has; infinite where it is not known
     resident: int  # bytes that training keeps on the device during a rollout
     weights: Mapping[Split, int]
-    page: Mapping[Split, int]  # of one page
-    pages: Mapping[Split, int]  # of one replica's pool, NULL_PAGE among them
-    page_size: int  # tokens
+    page: Mapping[Split, int]  # bytes of one page
+    pages: Mapping[Split, int]  # in a replica's pool, NULL_PAGE included
+    page_size: int  # tokens of a page
     chunk: int  # bytes, over all devices, of the weights that are resharded at once
-    staging: int  # bytes of pages on their way from one layout to another, at most
-    ahead: int  # tokens that a context needs room for beside its own
-    # For bursts with drafts, empty without: bytes of what makes the drafts, and temporaries.
+    staging: int  # most bytes of pages in transit from one layout to another
+    ahead: int  # tokens beyond its context that a sequence needs room for
+    # Bytes for bursts with drafts: of the drafter, and of temporaries. Empty without drafts.
     draft_sources: Mapping[Split, int] = field(default_factory=dict)
     draft_steps: Mapping[Split, int] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class MemoryModel:
         return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Bytes with the smallest pool for `sequences` that begin with `prompt` tokens each."""
+        """Bytes of the layout if its pool just holds `sequences` prompts of `prompt` tokens."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)
@@ -71,7 +71,7 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether weights and pool fit, bool[split]. If none fits, True for the smallest."""
+        """Whether each layout fits into memory, bool[split]. If none fits, True for the least."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 

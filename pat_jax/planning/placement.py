@@ -1,7 +1,7 @@
 """Which devices each model of a run has.
 
-A placement is a value: it names devices by their positions in the run's order, never by JAX
-objects. Four have names, three of them by arXiv 2312.11819, split by HybridFlow (arXiv 2409.19256,
+A placement names devices by their positions in the run's order, never by JAX objects. Four
+placements have names, three of them by arXiv 2312.11819, split by HybridFlow (arXiv 2409.19256,
 section 8.3):
 
     flatten      every role has all devices: the stages of an iteration follow one another
@@ -58,7 +58,7 @@ class Placement:
 
 
 def described(places: Mapping[PlacedRole, Positions]) -> str:
-    """Returns the roles of each place, such as "rollout 0-3; policy, critic 4-7"."""
+    """Returns the roles by their devices, such as "rollout 0-3; policy, critic 4-7"."""
     by_place: dict[Positions, list[str]] = {}
     for role, place in places.items():
         by_place.setdefault(place, []).append(role)
@@ -66,7 +66,7 @@ def described(places: Mapping[PlacedRole, Positions]) -> str:
 
 
 def in_ranges(positions: Positions) -> str:
-    """Returns positions as an option takes them: 0-3,8."""
+    """Returns positions of devices in the form that options take, such as 0-3,8."""
     begins = [i for i in positions if i - 1 not in positions]
     ends = [i for i in positions if i + 1 not in positions]
     pairs = zip(begins, ends, strict=True)

@@ -1,16 +1,16 @@
 """What an iteration would take with other placements, from the stages that one took with `flatten`.
 
-Passes on half of the devices are assumed to take twice as long. With r the seconds of a rollout, h
-those of one on half of the devices, t of the transfer, and sums over roles:
+Passes on half of the devices are assumed to take twice as long. Here r is the seconds of a rollout,
+h those of a rollout on half of the devices, t those of the transfer. A *read* is a pass without
+gradients over all responses, an *update* all optimizer steps. Sums are over roles:
 
     flatten      r + t + sum(reads) + sum(updates)
     interleave   the same, but reads of reference, teacher and reward models count twice
     separate     max(h, 2 sum(reads)) + t + 2 sum(updates)
     split        r + t + 2 max(reads of either half) + 2 max(policy's update, critic's)
 
-In `separate` models read responses as they end, which is assumed to be at an even pace. Otherwise
-they read after the rollout. Knows names of stages and seconds. Does not know which placements a run
-may have.
+In `separate` models read responses as these end, assumed to be at an even pace; otherwise after the
+rollout. Knows names of stages and seconds. Does not know which placements a run may have.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,7 +36,7 @@ def placement_seconds(
       stages: seconds of each stage with `flatten`.
       half_rollout_s: seconds of the same rollout on half of the devices.
       names: the placements to return beside `flatten`.
-      reads_as_they_end: whether models whose devices do no rollouts read meanwhile.
+      reads_as_they_end: whether models on other devices than the rollout's read during it.
     """
     transfer_s = stages.get(TRANSFER, 0.0)
     both_s = stages.get(ROLLOUT, 0.0) + transfer_s

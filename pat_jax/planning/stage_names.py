@@ -6,11 +6,10 @@ SCORES, LOGPROBS, VALUES = "scores", "log-probabilities", "values"  # what a mod
 
 
 def predictions(what: str, role: str) -> str:
-    """Returns the name of a pass without gradients over all responses."""
+    """Returns the name of a stage: a role's pass without gradients over all responses."""
     return f"{what} of the {role}"
 
 
 def update(role: str) -> str:
-    """Returns the name of all gradients and optimizer steps of an iteration, one after the
-    other."""
+    """Returns the name of a stage: a role's gradients and optimizer steps in an iteration."""
     return f"update of the {role}"

@@ -33,7 +33,7 @@ def way(recomputed: int, running: int) -> Carry:
 
 
 class Split(NamedTuple):
-    """How many ways the devices split a batch (dp) and a model (tp). Written `dp2tp4`."""
+    """A layout as two numbers: `dp` replicas of `tp` devices each. Written `dp2tp4`."""
 
     dp: int
     tp: int
@@ -44,14 +44,13 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What a plan is made for: arrays with one entry per running sequence, and the number of
-    waiting sequences."""
+    """The sequences that a plan is made for. Arrays have one entry per running sequence."""
 
-    replica: np.ndarray  # int[running], replica
+    replica: np.ndarray  # int[running], the replica that runs it
     generated: np.ndarray  # int[running], tokens sampled so far
-    context: np.ndarray  # int[running], tokens in the KV cache: prompt and response
+    context: np.ndarray  # int[running], its tokens in the KV cache: prompt and response
     remaining_tokens: np.ndarray  # int[running], tokens that may still be sampled
-    # int[running], the same for samples of one prompt; None: unknown
+    # int[running], id of the prompt: samples of one prompt have the same; None: unknown
     prompt: np.ndarray | None = None
     waiting: int = 0  # sequences without a row; one gets a row when a running one ends
     step: float = 0  # decode steps of the rollout so far, counted as if there were no drafts
@@ -67,13 +66,13 @@ class Load:
 
 @dataclass(frozen=True)
 class BurstResult:
-    """A decode burst that has run: its buckets, the tokens it read, the seconds it took."""
+    """A decode burst that has run: its bucket of rows and lengths, and its seconds."""
 
     split: Split
     rows: int  # row bucket of a replica
     length: int  # length bucket, tokens
     running: int  # unfinished sequences of all replicas when it began
-    held: float  # tokens in the caches of the replica that holds most, on average over the steps
+    held: float  # tokens in the KV cache of the replica that has most, mean over the steps
     steps: int
     seconds: float  # of all steps
     num_draft_tokens: int = 0  # draft tokens that a step had room for, per row
@@ -89,14 +88,14 @@ class Prediction:
 
     source: Split
     target: Split
-    reshard_s: float  # of the weights
-    kv_s: float  # of the KV cache
-    step_s: np.ndarray | None = None  # float[layouts], a decode step after it; None for a switch
+    reshard_s: float  # to reshard the weights
+    kv_s: float  # to carry the KV cache
+    step_s: np.ndarray | None = None  # float[layouts], of a step after the move; None for a switch
 
 
 class DraftLimits(NamedTuple):
     tokens: int = 0  # most tokens of one draft
-    # with more tokens in a replica's cache a draft model proposes nothing, except for a single row
+    # with more tokens in a replica's KV cache, a draft model proposes for a single row only
     cached: float = math.inf
 
 
@@ -105,11 +104,11 @@ UNLIMITED = DraftLimits()
 
 @dataclass(frozen=True)
 class DraftPrediction:
-    """The tokens that a step with drafts is predicted to generate, and its seconds."""
+    """The tokens that a step with drafts is predicted to generate, and the seconds it takes."""
 
-    tokens: float  # of a row
+    tokens: float  # that a row generates in the step
     step_s: float
-    plain_s: float  # without drafts
+    plain_s: float  # of a step without drafts
 
     def saved_s(self, steps: float) -> float:
         """Seconds that `steps` such steps are predicted to save over steps without drafts."""
@@ -130,16 +129,16 @@ class Plan:
     recompute_below: int = MIGRATE_ALL
     # int[running], the replica of each from now on, in a layout that stays; None: where they are.
     replica: np.ndarray | None = field(default=None, compare=False)
-    predicted_saving_s: float = 0.0  # of decoding to the end; of a switch less its cost
+    predicted_saving_s: float = 0.0  # until the rollout ends; of a switch, after its cost
     predicted_cost_s: float = 0.0  # of the move
-    predicted_remaining_s: float = 0.0  # of the whole plan
+    predicted_remaining_s: float = 0.0  # from now until the rollout ends
     reason: str = ""
-    prediction: Prediction | None = None  # where the planner learns from what comes of the move
+    prediction: Prediction | None = None  # of the move, to compare with the measured seconds
     # Draft tokens that each step of the next burst has room for, per row, and the probabilities by
     # which that room is given to draft tokens: see `Acceptance.accept_prob`.
     num_draft_tokens: int = 0
     accept_prob: np.ndarray | None = field(default=None, compare=False)
-    predicted: DraftPrediction | None = None  # of these drafts
+    predicted: DraftPrediction | None = None  # what steps with these drafts bring
 
     def moves_from(self, current: Split) -> bool:
         return self.replica is not None or self.split != current

@@ -14,7 +14,7 @@ from pat_jax.planning.types import Split
 
 FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before it was seen
 SHARED_SPREAD_S = 50e-6  # of the shared term before it was seen: a host's work is microseconds
-NOISE = 0.1  # of a burst, over its time
+NOISE = 0.1  # standard deviation of a burst's seconds, as a share of them
 DRIFT = 0.02  # of a layout's factor, from one of its bursts to the next
 ODD = 1.5  # standard deviations; a burst further from what was expected counts as this far
 MOST = 2.0  # times; a machine further than this from its profile needs a new one
@@ -51,7 +51,7 @@ class Correction:
         return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
 
     def factor(self, split: Split) -> float:
-        """Measured over profiled time, without the term that all layouts share.
+        """Measured / profiled seconds of a step, without the term that all layouts share.
 
         A layout not seen yet gets the benefit of the doubt. It is predicted to be faster than its
         profile by half of the others' error (root mean square), or by their whole mean error if
@@ -63,8 +63,7 @@ class Correction:
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
-        """Measured over profiled step times, float[splits]; a layout not seen yet is not assumed to
-        be better than the others.
+        """Measured / profiled seconds of a step, float[splits], without the benefit of the doubt.
 
         A layout not seen yet gets the others' mean factor: to try it costs one or two switches.
         """

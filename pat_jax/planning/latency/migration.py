@@ -16,9 +16,9 @@ def migration(
     """Seconds to migrate `running` sequences, each with the pages of one round.
 
     As long as every replica has pages to move, all move theirs in shared rounds of `everybody`
-    seconds. The others move one by one, in `one` seconds each (`engine/relocation/rounds.py`). Only
-    the fullest replica and the mean are known: the emptiest is taken to be as far below the mean as
-    the fullest is above. Replicas are split evenly.
+    seconds. Later sequences move one by one, in `one` seconds each (`engine/relocation/rounds.py`).
+    Only the fullest replica and the mean are known: the emptiest is taken to be as far below the
+    mean as the fullest is above. If DP grows, each replica is taken to be split evenly.
     """
     replicas = np.maximum(source_dp, target_dp)
     mean = running / replicas

@@ -1,6 +1,6 @@
-"""Predicts seconds on this machine, from measured tables.
+"""Predicts seconds of steps, prefills and moves on a machine, from measured tables.
 
-`profiling` makes the model and passes it by value. `observed` returns one corrected by a run.
+`profiling` makes the model. `observed` returns a model that is corrected by a burst of a run.
 """
 
 import math
@@ -35,16 +35,16 @@ class LatencyModel:
     migrate_table: Mapping[tuple[Split, Split, str], float]
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a replica that one call computes
-    page_size: int  # tokens
-    round_tokens: int  # of a replica, that one round of a migration moves
+    page_size: int  # tokens of a page
+    round_tokens: int  # tokens of a replica that one round of a migration moves
     reads: Reads = "bucket"
     # (split, rows, length, number of draft tokens): one step with room for that many draft tokens
     # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
-    drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
-    # Tokens of all replicas, ascending, and seconds of a step's experts, the same in every layout.
+    drafts_from: str = TEXTS  # the drafter of `verify_table`; seconds of different ones do not mix
+    # Tokens of all replicas, ascending, and the seconds that experts take for them, in any layout.
     routed: tuple[np.ndarray, np.ndarray] = field(default=(np.zeros(1), np.zeros(1)), compare=False)
-    # From the step times that a run has measured.
+    # Learned from the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
 
     @cached_property
@@ -110,7 +110,7 @@ class LatencyModel:
         Args:
           held: tokens in the caches of the replica that holds most; by default `length` in each
             row.
-          running: sequences of all replicas; other rows go to no expert. By default all rows.
+          running: sequences of all replicas; empty rows go to no expert. By default none is empty.
         """
         profiled = self.profiled_step(split, rows, length, held, running)
         return profiled * self.correction.factor(split)
@@ -144,7 +144,8 @@ class LatencyModel:
     def migrate(
         self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
-        """Seconds to migrate `running` sequences of `context` tokens, `fullest` in one replica."""
+        """Seconds to migrate `running` sequences of `context` tokens, `fullest` in the fullest
+        replica."""
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
         seconds = migration(source.dp, target.dp, everybody, one, fullest, running)
         return context / self.round_tokens * seconds
@@ -215,7 +216,7 @@ class LatencyModel:
         }
 
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
-        """The model of an engine with these buckets. Their times are measured, or else predicted.
+        """The model of an engine with these buckets, whose seconds are measured or interpolated.
 
         Other buckets of the profile are dropped. No load runs in them here; kept, they would give
         some loads the time of a program that the engine does not have.

@@ -1,4 +1,4 @@
-"""A profile in a file: its times, what they were measured on, and whether they may be used here.
+"""A profile in a file: measured times, the machine and model they are of, and checks of both.
 
 Knows the file and its checks. Does not know how anything is measured (`profiling`).
 """
@@ -22,7 +22,7 @@ VERSION = 3
 # smaller one is neither.
 LEAST_SHARE = 0.25
 MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows or tokens
-KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
+KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # a key has: layouts, sizes, a word
     "decode_table": (1, 2, ()),
     "reshard_table": (2, 0, ()),
     "migrate_table": (2, 0, ROUNDS),
@@ -51,7 +51,7 @@ class Subject:
     model: Mapping[str, Any]  # the fields of its configuration
     dtype: str
     jax: str  # version
-    weights: str = "auto"  # of the rollout's copy: auto in `dtype`, or int8 or fp8
+    weights: str = "auto"  # type of the rollout's weights: int8, fp8, or auto for `dtype`
 
     @property
     def file_name(self) -> str:
@@ -64,7 +64,7 @@ class Subject:
         return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
 
     def differences(self, other: "Subject") -> list[str]:
-        """The fields that differ, with the value of `other` as "there" and the own one as "here".
+        """The fields that differ, the value of `other` as "there" and that of this one as "here".
 
         For example "device_kind (NVIDIA H100 there, NVIDIA H200 here)".
         """
@@ -87,7 +87,7 @@ class Profile:
 
     subject: Subject
     latency: LatencyModel
-    # The target whose links were computed, where one device of it was measured: "h100:8".
+    # If one device was measured and its links computed: the target, such as "h100:8".
     shards_of: str = ""
 
     def save(self, path: Path) -> None:

@@ -12,16 +12,16 @@ import numpy as np
 from pat_jax.planning.types import Carry, Prediction, Split
 
 MOST_SEEN = 32  # switches remembered: older ones say little, and the fit stays small
-NOISE = 0.2  # one switch against the next like it, of the profile's cost
-FADING = 0.1  # by which what was seen gets noisier with each rollout
-OWN = 0.5  # what errors of one pair or one way of carrying measure, against common ones
+NOISE = 0.2  # standard deviation between like switches, as a share of the profiled seconds
+FADING = 0.1  # how much noisier a remembered switch gets with each rollout
+OWN = 0.5  # prior standard deviation of `pair` and of `way`; that of `common` is 1
 SHORTEST = 1e-6  # seconds: a host's clock cannot measure less
-LEAST = 0.2  # of the profile's cost: predictions never fall below
+LEAST = 0.2  # share of the profiled seconds: predictions never fall below it
 
 
 @dataclass(frozen=True)
 class SeenSwitch:
-    """One switch that has run. Seconds."""
+    """One switch that has run: its profiled and its measured seconds."""
 
     source: Split
     target: Split
@@ -61,11 +61,11 @@ class SwitchCosts:
         return SwitchCosts((*self.seen, switch)[-MOST_SEEN:])
 
     def aged(self) -> "SwitchCosts":
-        """The costs a rollout later: old switches weigh less, until the profile is tried again."""
+        """The costs a rollout later: old switches weigh less, until the profile alone predicts."""
         return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
 
     def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
-        """Predicted seconds to reshard, float[from, to], with those that all switches share.
+        """Predicted seconds to reshard, float[from, to], with `extra`, which all switches have.
         `profile_s` is float[from, to], 0 on the diagonal, and there only."""
         if not self.seen:
             return profile_s
@@ -77,7 +77,7 @@ class SwitchCosts:
         return np.where(profile_s > 0, believed, 0.0)
 
     def kv(self, carry: Carry) -> float:
-        """Predicted over profiled seconds of carrying the KV cache."""
+        """Predicted / profiled seconds of carrying the KV cache."""
         if not self.seen:
             return 1.0
         own = sum(
@@ -95,7 +95,7 @@ class SwitchCosts:
 
     @property
     def ways(self) -> tuple[float, float]:
-        """Predicted over profiled seconds of migrating and of recomputing."""
+        """Predicted / profiled seconds of migrating, and of recomputing."""
         return self.kv("migrate"), self.kv("recompute")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The distribution of response lengths, the same for every prompt: Kaplan-Meier in log time.
+"""The distribution of response lengths over all prompts: Kaplan-Meier in bins of log length.
 
 Knows counts and hazards. Does not know prompts, iterations or what a plan is.
 """
@@ -44,7 +44,7 @@ class Baseline:
         return replace(self, ended=np.pad(self.ended, more), cut=np.pad(self.cut, more), cap=cap)
 
     def bins(self, lengths: np.ndarray) -> np.ndarray:
-        """int[...]: the bin of each length, int[...] tokens."""
+        """The bin of each length in tokens, int[...]."""
         tokens = np.clip(lengths, 0.5, self.cap)  # 0.5: no token yet
         return np.rint(BINS_PER_EFOLD * np.log(tokens)).astype(int) + FIRST_TOKEN
 
@@ -64,7 +64,7 @@ class Baseline:
 
     @cached_property
     def at_risk(self) -> np.ndarray:
-        """float64[bins], responses that reached each bin."""
+        """The number of responses that reached each bin, float64[bins]."""
         return (self.ended + self.cut)[::-1].cumsum()[::-1]
 
     @cached_property
@@ -81,12 +81,12 @@ class Baseline:
 
     @cached_property
     def _centres(self) -> np.ndarray:
-        """float64[bins], log length."""
+        """The log length at the middle of each bin, float64[bins]."""
         return (np.arange(len(self.ended)) - FIRST_TOKEN) / BINS_PER_EFOLD
 
     @cached_property
     def _prior_hazard(self) -> np.ndarray:
-        """float64[bins], the prior's probability of ending in a bin, once there."""
+        """The prior's probability that a response that reached a bin ends in it, float64[bins]."""
         start = self._tail_start
         in_tail = self._centres > start
         beyond = ((self.ended + self.cut) * (self._centres - start))[in_tail].sum()
@@ -98,7 +98,7 @@ class Baseline:
 
     @cached_property
     def _tail_start(self) -> float:
-        """log τ."""
+        """log τ, the log length at which the tail begins."""
         prior, ended = np.log(self.cap), float(self.ended.sum())
         first = np.searchsorted(-self.empirical, -TAIL - 1e-12)
         if first == len(self.empirical):  # so many were never seen to end

@@ -14,10 +14,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.planning.lengths.baseline import Baseline
 
 VERSION = 3  # of the JSON
-SMALLEST = 1e-300  # survival below this is not told apart
+SMALLEST = 1e-300  # smaller probabilities of survival count as this
 MEAN_POINTS = 257  # lengths at which a curve is sampled for its mean
 MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptMeans.updated`)
-GROWTH = 1.125  # there is news when this many times as many responses of a stream have ended
+GROWTH = 1.125  # a stream has news when this many times as many responses have ended
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LengthModel:
 
         Args:
           cap: the most tokens of a response.
-          prior_weight: responses that the prior weighs as much as; more than 0.
+          prior_weight: number of responses that the prior counts as; more than 0.
         """
         return cls(Baseline.empty(cap, prior_weight))
 
@@ -127,7 +127,7 @@ class LengthModel:
 
     @cached_property
     def _alive(self) -> np.ndarray:
-        """P(longer than t), float64[cap + 1]."""
+        """P(a response is longer than t tokens), float64[cap + 1]."""
         bins = self.baseline.bins(np.arange(self.cap + 1))
         return np.maximum(np.exp(self.baseline.log_survival), SMALLEST)[bins]
 
@@ -150,7 +150,7 @@ class LengthModel:
 
         Raises:
           UserError: another version wrote it.
-          ValueError, TypeError, LookupError, AttributeError, ArithmeticError: it is not as written.
+          ValueError, TypeError, LookupError, AttributeError, ArithmeticError: the data is damaged.
         """
         if data.get("version") != VERSION:
             raise UserError(
@@ -170,7 +170,7 @@ class LengthModel:
 
 
 class StreamedLengths:
-    """The responses of one stream, and the length model that they imply so far.
+    """The responses of one stream of requests, and the length model that they imply so far.
 
     Short responses end first: counted alone they would make all look short. So running ones count
     too, as cut at their present length (staggered entry: Kalbfleisch, Prentice 2002, section 3.2).
@@ -208,5 +208,5 @@ def mean_moments(most: int) -> np.ndarray:
 
 
 def mean_tokens(alive: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """The sum of P(longer than t) over all t, float[curves], by the trapezoidal rule."""
+    """Mean length, float[curves]: the sum of P(longer than t) over t, by the trapezoidal rule."""
     return np.trapezoid(alive, moments, axis=1) + (alive[:, 0] + alive[:, -1]) / 2

@@ -1,8 +1,8 @@
 """Moves of sequences between the replicas of a layout: what they cost, and what they save.
 
-A move to a smaller row bucket is made if the plan predicts that it pays. Within a bucket replicas
-become uneven again, so that a move a little later would save as much. Such a move is due once
-uneven replicas have lost as much as it costs, or will have by the next burst.
+A move that lowers the row bucket is made if the plan predicts that it pays. Within a bucket,
+replicas become uneven again, so a move a little later would save as much. Such a move is due once
+uneven replicas have lost as many seconds as it costs, or will have by the end of the next burst.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ def balance_seconds(latency: LatencyModel, split: Split, load: Load, replica: np
     """Profiled seconds to move the sequences of `load` to `replica`, int[running]; infinite if no
     such move was measured. At least one sequence must move.
 
-    Pages that go equally far go together (`engine/relocation/rounds.py`): for each distance the
-    replica with most to send sets the number of rounds.
+    Pages that go to the replica at the same distance share rounds (`engine/relocation/rounds.py`).
+    For each distance, the replica with most to send sets the number of rounds.
     """
     moved = np.flatnonzero(replica != load.replica)
     tokens = np.zeros((split.dp, split.dp))
@@ -37,7 +37,7 @@ def balance_plan(
     cost_s: tuple[float, float],
     step_s: np.ndarray,
 ) -> Plan:
-    """`plan`, with a move of every sequence of `load` to its `replica` before the burst.
+    """Returns `plan` with a move before the burst: each sequence of `load` to its `replica`.
 
     Args:
       remaining_s: seconds to the end without and with the move; the cost of the move is not in it.
@@ -69,7 +69,7 @@ class Unevenness:
     _split: Split | None = None
     _step: float = 0.0  # decode steps done when `_excess_s` was seen
     _steps: float = 0.0  # of the last burst
-    _excess_s: float = 0.0  # of a step, over one of even replicas
+    _excess_s: float = 0.0  # of a step, beyond those of one with even replicas
 
     def see(self, load: Load, split: Split, tables: CostTables, factor: float) -> None:
         """Adds the seconds that the last burst lost because replicas were uneven, and predicts

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SHARE = 0.02  # of the rollout's predicted time
-MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
+MULTIPLE = 0.5  # a switch past the budget has to save its cost, and this share of it again
 
 
 @dataclass
 class RegretBudget:
     """Sums the seconds that a rollout has taken, and those that it would have taken in each static
-    layout, float[layouts]. Bursts count as profiled, uncorrected."""
+    layout, float[layouts]. Bursts count by profiled seconds, without the correction of a run."""
 
     prefill_s: np.ndarray  # of all prompts in each layout
-    start: int
+    start: int  # index of the layout in which the rollout began
     switches_s: float = 0.0  # that switches and moves between replicas took
-    _ran: np.ndarray = field(init=False)  # by the layout in which bursts ran
-    _stayed: np.ndarray = field(init=False)  # if everything had run in each layout
+    _ran: np.ndarray = field(init=False)  # by bursts in each layout
+    _stayed: np.ndarray = field(init=False)  # if all had run in each layout
     # Seconds of a step at the last plan, and the steps done then.
     _expected: tuple[np.ndarray, float] | None = field(default=None, init=False)
 
@@ -32,8 +32,8 @@ class RegretBudget:
         self._stayed = np.zeros_like(self.prefill_s)
 
     def expect(self, here: int, step_s: np.ndarray, step: float) -> None:
-        """Books the bursts since the last plan, in layout `here`, until decode step `step` of the
-        rollout; from now on steps take `step_s`."""
+        """Books the bursts since the last plan, which ran in layout `here` up to decode step `step` of
+        the rollout. From now on a step takes `step_s`, float[layouts]."""
         if self._expected is not None:
             before_s, before = self._expected
             seconds = max(0, step - before) * before_s
@@ -46,7 +46,7 @@ class RegretBudget:
         self.switches_s += seconds
 
     def balance(self, seconds: float, step_s: np.ndarray) -> None:
-        """Books a move between replicas of a layout; from now on steps take `step_s`."""
+        """Books a move between replicas of a layout. From now on a step takes `step_s`."""
         assert self._expected is not None, "planned"
         self.switches_s += seconds
         self._expected = step_s, self._expected[1]
@@ -61,8 +61,7 @@ class RegretBudget:
 
     def affords(self, cost_s: float, remaining_s: float, correction: np.ndarray) -> bool:
         """Whether the rollout stays within the budget if a switch costs `cost_s` and `remaining_s`
-        are predicted to its end. `correction` is measured over profiled step time, float[layouts].
-        """
+        are predicted to its end. `correction`: measured / profiled step time, float[layouts]."""
         predicted_s = self.spent_s(correction) + remaining_s
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
 

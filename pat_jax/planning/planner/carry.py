@@ -17,7 +17,7 @@ from pat_jax.planning.types import (
     recompute_below,
 )
 
-MOST_CUTS = 16  # ways to divide the sequences that are priced
+MOST_CUTS = 16  # quantiles of the context that are tried as `Plan.recompute_below`
 
 
 def carried_seconds(
@@ -32,9 +32,9 @@ def carried_seconds(
     """Seconds to carry the KV cache of every sequence of `load` from `source` to `target`.
 
     Args:
-      is_recomputed: bool[running]; the others migrate.
+      is_recomputed: bool[running], the sequences to recompute; the others migrate.
       is_carried: bool[running], the sequences to carry at all; by default all.
-      believed: predicted over profiled seconds of migrating and of recomputing.
+      believed: predicted / profiled seconds of migrating, and of recomputing.
     """
     migrates, seconds = ~is_recomputed, 0.0
     if is_carried is not None:
@@ -63,8 +63,8 @@ def cheapest_carry(
     """Returns the value of `Plan.recompute_below` with the least predicted time to carry the KV
     cache.
 
-    Both ways cost by the page, and a page of a prefill costs more the longer the context before it.
-    So of two sequences the shorter one is recomputed.
+    Migrating and recomputing both take seconds per page. Recomputing a page takes longer, the more
+    context is before it. So of two sequences the shorter one is recomputed.
     """
     inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
     cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
@@ -83,10 +83,10 @@ def switch_plan(
     pair: tuple[int, int],
     reshard_s: float,
 ) -> Plan:
-    """The plan of a switch now, with the cheapest way to carry the cache. It has no saving yet.
+    """The plan of a switch now, with the cheapest way to carry the KV cache, without its saving.
 
     Args:
-      pair: the indices of source and target in the tables.
+      pair: the indices of the source and target layouts in the tables.
       reshard_s: profiled seconds to reshard the weights.
     """
     source, target = (costs.tables.splits[i] for i in pair)

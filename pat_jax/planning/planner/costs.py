@@ -17,7 +17,7 @@ LARGE_S = 1e9  # seconds if the latency model has none: never chosen, yet finite
 
 @dataclass(frozen=True)
 class CostTables:
-    """Seconds over the union of the latency model's row and length buckets.
+    """Seconds of a latency model, as arrays over all its row buckets and length buckets.
 
     A load between two buckets costs what the larger one costs, as in the model itself. Past the
     last bucket times grow by the model's physics.
@@ -27,18 +27,18 @@ class CostTables:
     rows: np.ndarray  # int[rows], buckets of one replica
     lengths: np.ndarray  # int[lengths], cache lengths in tokens
     decode: np.ndarray  # [split, rows, lengths], one decode step
-    decode_physics: np.ndarray  # [split, part], how it grows past the last bucket
+    decode_physics: np.ndarray  # [split, part of `Physics`], its growth past the last bucket
     reshard: np.ndarray  # [from, to]; 0 on the diagonal
     migrate: np.ndarray  # [ROUNDS, from, to], one round; 0 on the diagonal
-    round_tokens: int  # of a replica, that one round moves
+    round_tokens: int  # tokens of a replica that one round moves
     prefill: np.ndarray  # [split, lengths], one call
     prefill_physics: np.ndarray  # [split, part]
     prefill_blocks: int  # pages of a replica that one call computes
-    page_size: int  # tokens
+    page_size: int  # tokens of a page
     capacity: int  # sequences that have rows at once, whatever the layout
     reads: Reads
     latency: LatencyModel
-    # Of steps that verify drafts, by their number of draft tokens; rows up to those measured.
+    # Tables of steps that verify drafts, by number of draft tokens; rows up to those measured.
     verifying: tuple[tuple[int, "CostTables"], ...] = ()
 
     @classmethod
@@ -149,7 +149,7 @@ class CostTables:
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
     def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
-        """Whether the fullest replica has the same row bucket in both; replicas, int[running]."""
+        """Whether a move keeps the fullest replica's row bucket; arguments: int[running]."""
         fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
         return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
 
@@ -159,14 +159,14 @@ class CostTables:
 
 
 def _physics(surfaces: Mapping[Split, Surface], splits: Sequence[Split]) -> np.ndarray:
-    """[split, part]; a layout that was not measured has a constant."""
+    """The parts of each layout's `Physics`, [split, part]; constant if it was not measured."""
     unknown = Physics(1.0, 0.0, 0.0)
     known = [surfaces[split].physics if split in surfaces else unknown for split in splits]
     return np.array([astuple(physics) for physics in known])
 
 
 def _seconds(physics: np.ndarray, rows: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """`Physics` of each split: [..., split, moment]."""
+    """Seconds by the `Physics` of each layout, [..., split, moment]."""
     fixed, per_row, per_token = physics.T[:, :, None]
     return fixed + rows * (per_row + length * per_token)
 

@@ -1,4 +1,4 @@
-"""Whether drafts pay: prices a step that verifies drafts by the tokens it will generate."""
+"""Decides whether drafts pay: compares the seconds per generated token with and without them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ LEAST_GAIN = 0.02  # of a token's time: less is noise, and no reason to draft
 # A trial burst has drafts that are predicted not to pay, to learn whether that still holds. It may
 # lose this share of the time since the last burst with drafts.
 TRIAL_SHARE = 0.005
-TRIAL_STEPS = 32  # of such a burst
-OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # shares of a bucket's rows that are priced
+TRIAL_STEPS = 32  # decode steps of a trial burst
+OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # shares of a bucket's rows that run, to price
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """The drafts of the next burst, in each split."""
+    """The choice of drafts for the next burst, in each layout."""
 
     # int[split], the number of draft tokens with which a token costs least; 0: no drafts
     best: np.ndarray
-    # int[split], the smallest number of draft tokens that has a program now; 0: none has
+    # int[split], the smallest number of draft tokens with a program for these rows; 0: none
     least: np.ndarray
     trial_s: np.ndarray  # float[split], seconds that a burst with `least` is predicted to lose
     plain_s: np.ndarray  # float[split], a step without drafts
@@ -34,7 +34,7 @@ class Drafting:
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
-        """The prediction for a split, whose steps take `times` as long as priced."""
+        """The prediction for layout `split`, whose steps take `times` their priced seconds."""
         step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
@@ -59,7 +59,7 @@ def cheapest_steps(
 
     Args:
       acceptance: how many draft tokens are accepted; None: there are no drafts.
-      limits: of the drafts.
+      limits: most tokens of a draft, and of a draft model's cache.
     """
 
     def priced(one: CostTables) -> np.ndarray:
@@ -115,7 +115,7 @@ def _tokens(
     running, the more room each of them has.
 
     Args:
-      rows: int[rows], buckets that have the number of draft tokens.
+      rows: int[rows], row buckets with a program for this number of draft tokens.
     """
     place = np.minimum(np.searchsorted(rows, pressure.rows[0]), len(rows) - 1)
     tokens_of = _of_buckets(acceptance, num_draft_tokens, draft, rows)

@@ -1,4 +1,4 @@
-"""Predicts the running sequences at a few future moments, by a length model."""
+"""Predicts by a length model which sequences run at a few future moments (steps from now)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.refill import horizon, refill
 from pat_jax.planning.types import Load, Split
 
-MAX_CLASSES = 64  # of sequences; bounds the work for any number of sequences
+MAX_CLASSES = 64  # bounds the work for any number of sequences
 # The outcomes to price, in standard deviations, and their weights (Gauss-Hermite, three points). A
 # step costs what its row bucket costs, so the expected cost is not the cost of the expected rows.
 OUTCOMES = np.sqrt(3.0) * np.array([0.0, -1.0, 1.0])
@@ -66,7 +66,7 @@ class Forecast:
     # float[outcomes, splits, moments], running sequences of the fullest replica
     fullest: np.ndarray
     is_pressed: np.ndarray  # bool[moments], sequences wait for pages that others give back
-    prompts: float = 1.0  # of a running sequence: samples of a prompt share its prefill
+    prompts: float = 1.0  # prompts per running sequence: samples of one share its prefill
 
     @classmethod
     def of(
@@ -115,9 +115,9 @@ class _Prospects:
     # int[classes], tokens in the cache of the longest member, had all begun now
     context: np.ndarray
     mean: np.ndarray  # float[classes], mean over all members
-    survive: np.ndarray  # float[classes, moments], P(running)
-    num_running: int  # classes of those that run
-    is_queued: np.ndarray  # bool[moments], sequences wait
+    survive: np.ndarray  # float[classes, moments], P(a member runs)
+    num_running: int  # the first classes, whose members run now
+    is_queued: np.ndarray  # bool[moments], whether sequences wait
 
     @classmethod
     def of(
@@ -142,12 +142,12 @@ class _Prospects:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """float[classes], members in all replicas."""
+        """Members of each class in all replicas, float[classes]."""
         return self.count.sum(axis=0)
 
     @cached_property
     def variance(self) -> np.ndarray:
-        """float[classes, moments], of one member; rounding may make a probability exceed 1."""
+        """Of whether one member runs, float[classes, moments]. Rounding may make P exceed 1."""
         return np.maximum(self.survive * (1 - self.survive), 0.0)
 
     @property
@@ -156,7 +156,7 @@ class _Prospects:
 
     @property
     def mean_context(self) -> np.ndarray:
-        """float[moments], present mean context of the sequences that are running at a moment."""
+        """Present mean context of the sequences that will run at each moment, float[moments]."""
         weight = self.total[:, None] * self.survive
         # Once all known sequences will have ended, a request that runs is taken to be like any of
         # them.
@@ -164,7 +164,7 @@ class _Prospects:
         return self.mean @ weight / weight.sum(axis=0)
 
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
-        """The longest context that is likely, or likeliest, to be running, int[moments]."""
+        """Context of the longest sequence that is likely to run, or likeliest: int[moments]."""
         is_likeliest = self.survive == self.survive.max(axis=0)
         is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments
@@ -219,9 +219,9 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
 
 
 def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
-    """Rows of the fullest of `dp` replicas while others take the pages of those that end.
+    """Running sequences of the fullest of `dp` replicas while waiting ones replace those that end.
 
-    Their mean number stays, but their contexts change: the more of them are new, the less certain.
+    The mean number stays, but contexts change: the more sequences are new, the less certain it is.
     """
     most, mean = count.sum(axis=1).max(), count.sum(axis=1).mean()
     # Rounding may give more than 1: replicas of a third of the sequences do not add up exactly.
@@ -232,7 +232,7 @@ def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
 
 
 def _merged(count: np.ndarray, source_dp: int, target_dp: int) -> np.ndarray:
-    """Replica g joins replica g modulo `target_dp`, as a migration merges them."""
+    """The counts after replica g joins replica g modulo `target_dp`, as in a migration."""
     whole = np.zeros((source_dp, count.shape[1]), count.dtype)
     whole[: len(count)] = count
     return whole.reshape(-1, target_dp, count.shape[1]).sum(axis=0)

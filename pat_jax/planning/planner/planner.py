@@ -49,7 +49,7 @@ class Planner(ABC):
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        """The layout of the next burst, when to end it, and which sequences go to other replicas.
+        """Plans the next burst: its layout, when it ends, and which sequences change replicas.
 
         Args:
           options: other assignments of the running sequences to replicas of the current layout,
@@ -72,15 +72,15 @@ class Planner(ABC):
 
 @dataclass
 class CostModelPlanner(Planner):
-    """Dynamic programming over the expected survival of the running sequences."""
+    """Plans by dynamic programming over the expected survival of the running sequences."""
 
     splits: tuple[Split, ...]
     latency: LatencyModel
     lengths: LengthModel
     is_frozen: bool = False  # costs of steps and switches are never corrected: `--deterministic`
-    # With small pools sequences take turns; layouts without room are left out.
+    # Sizes of pools: in small ones sequences take turns. Layouts that do not fit are left out.
     memory: MemoryModel | None = None
-    acceptance: Acceptance | None = None  # of drafts; None: there are none
+    acceptance: Acceptance | None = None  # how many draft tokens are accepted; None: no drafts
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # learned in this run
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between replicas
@@ -232,7 +232,7 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """The forecast and its costs, layouts without room priced out."""
+        """The forecast of `load` and its costs; layouts that do not fit are priced out."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.running >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
@@ -250,7 +250,7 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Whether a switch is within the budget, or pays several times over by sober factors."""
+        """Whether a switch is within the budget, or saves `must_save` by sober factors."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)
@@ -272,7 +272,7 @@ class CostModelPlanner(Planner):
         return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
 
     def _dense(self) -> CostTables:
-        """The latency model's tables as arrays; its corrections are not in them."""
+        """The latency model's tables as arrays, without its correction by this run."""
         known = self.latency.decode_table
         if self._tables is None or self._tables[0] is not known:
             bare = replace(self.latency, correction=Correction())

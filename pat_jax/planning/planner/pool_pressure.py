@@ -15,12 +15,12 @@ from pat_jax.planning.types import Split
 
 @dataclass(frozen=True)
 class PoolPressure:
-    """A forecast for each layout with its pools. A moment is a state of progress of all sequences;
-    with small pools the next moment is more steps away."""
+    """A forecast for each layout, given the size of its pools. At a moment sequences have made a
+    number of steps; with small pools it takes longer until all have made them."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
     running: np.ndarray  # float[splits, moments], sequences that run at once
-    rows: np.ndarray  # float[outcomes, splits, moments], of the fullest replica
+    rows: np.ndarray  # float[outcomes, splits, moments], running in the fullest replica
     context: np.ndarray  # float[splits, moments], tokens in the cache of the longest sequence
     again: np.ndarray  # float[splits, moments], sequences recomputed in each step
 

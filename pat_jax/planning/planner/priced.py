@@ -1,4 +1,4 @@
-"""Prices a forecast: what running, switching and beginning cost, and the cheapest path."""
+"""Prices a forecast: seconds to begin, run and switch in each layout, and the cheapest path."""
 
 from dataclasses import dataclass, replace
 
@@ -49,7 +49,7 @@ class Costs:
         Args:
           memory: the sizes of the pools; without it pools hold every sequence.
           acceptance: how many draft tokens are accepted; without it there are no drafts.
-          limits: of the drafts.
+          limits: most tokens of a draft, and of a draft model's cache.
         """
         pressure = PoolPressure.of(forecast, tables.splits, memory)
         step, drafting = cheapest_steps(tables, pressure, forecast, acceptance, limits)
@@ -74,7 +74,7 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """These costs with steps `times` as long, float[split], except for what splits share."""
+        """These costs if steps take `times` as long, float[split]; `shared` stays as it is."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
@@ -90,7 +90,7 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The only way to carry the cache; None if both are measured."""
+        """The only measured way to carry the KV cache at moment `at`; None if both are measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
@@ -106,7 +106,7 @@ class Costs:
         return after, options.argmin(axis=2)
 
     def seconds(self, start: int, path: np.ndarray) -> float:
-        """Expected seconds of a path from `start`, int[moments]."""
+        """Expected seconds of `path`, the layout at each moment, int[moments], from `start`."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_running
         return float(self.run[path, at].sum() + SAFETY * switches.sum())

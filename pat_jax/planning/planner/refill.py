@@ -26,7 +26,7 @@ class Refill:
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Mean tokens of a response that has not begun, at most those that it may have."""
+    """Predicted mean tokens of a response that has not begun, each cut at its limit."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
     alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)
@@ -69,7 +69,7 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 
 def _queue(load: Load) -> float:
-    """The number of waiting sequences that count."""
+    """The waiting sequences that count: at most those for `MOST_TURNS` fillings of the rows."""
     return float(min(load.waiting, MOST_TURNS * load.running))
 
 
