@@ -1,4 +1,4 @@
-"""Finds the times of steps and switches for a plan: from a profile, or composed from kernels."""
+"""Finds the seconds of steps and switches for a plan: from a profile, or composed of kernels."""
 
 import json
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ class SourcedLatency:
 
     latency: LatencyModel
     source: Source
-    explained: str
+    explained: str  # what `source` means
     notes: tuple[str, ...]  # assumptions, in sentences
-    range: StepRange | None  # of measured steps; None: not verified
+    range: StepRange | None  # of measured / predicted seconds; None: not verified
     drafts: Drafts = NO_DRAFTS  # those whose step times are known
 
 
 def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLatency:
-    """The times of every load that the run of `build` may have: from the user's `profile`, or
-    composed from kernels. `sums` names how GPUs sum over NVLink."""
+    """Returns the latency model of the run of `build`: from the user's `profile`, or composed from
+    kernels. `sums` is the way in which GPUs sum over NVLink."""
     order, rollout, buckets = build.order, build.order.run.rollout, build.buckets
     if profile:
         return profiled(profile, order, buckets, build.drafter)
@@ -119,7 +119,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 
 def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
-    """The times of a user's profile; without drafts if it has no steps with them. Raises UserError
+    """The latency model of a user's profile, without drafts if none were measured. Raises UserError
     if the profile cannot be read, or is of another model, arithmetic, or number or kind of devices.
     """
     profile = read_profile(path)

@@ -1,4 +1,4 @@
-"""What `--fsdp_size` would give a planned update that gathers weights across hosts."""
+"""The time that `--fsdp_size` would save a planned update that gathers weights across hosts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,15 +9,15 @@ from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.simulate.machine import Workload
 
-SMALL = 0.01  # share of an update; less is not mentioned
+SMALL = 0.01  # share of an update's time; a smaller saving is not mentioned
 
 
 def inside_hosts(
     updating: PlannedUpdate, workloads: Sequence[Workload], target: Split
 ) -> Iterator[str]:
-    """Yields a sentence if the update is faster with all parameters in each host, and has room.
+    """Yields a sentence if the update is faster with all parameters in each host, and they fit.
 
-    Both are compared by arithmetic, as programs of the other one are not compiled.
+    Both updates are computed by arithmetic: only programs of the planned one are compiled.
     """
     order = updating.built.order
     size = order.target.devices_per_host

@@ -1,4 +1,4 @@
-"""The parts of a plan's report that are told for each layout: memory and decode steps.
+"""Makes the parts of a plan's report that list every layout: memory and decode steps.
 
 Knows builds, programs and machines. Does not know rollouts.
 """

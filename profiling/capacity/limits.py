@@ -1,5 +1,4 @@
-"""Sentences about what keeps a rollout from being faster: from a comparison, never from a rule of
-thumb."""
+"""Sentences about what keeps a rollout from being faster, by computed seconds of this plan."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
@@ -35,8 +34,8 @@ def of_experts(
     step_s: Callable[[Split, int], float], splits: Sequence[Split], running: Sequence[int]
 ) -> str:
     """A sentence for a model with experts: for how many running sequences another layout than the
-    first is faster. `step_s` returns seconds of a decode step by the sequences that run on the
-    whole machine; `splits` and `running` ascend, splits in their TP."""
+    first is faster. `step_s` returns seconds of a decode step, by layout and sequences on the whole
+    machine. `splits` ascend in their TP, and `running` ascends."""
     first = splits[0]
     best = {n: min(splits, key=lambda split: step_s(split, n)) for n in running}
     gains = [n for n in running if step_s(best[n], n) < (1 - FASTER) * step_s(first, n)]

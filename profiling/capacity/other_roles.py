@@ -1,4 +1,4 @@
-"""Predicts what the roles beside the policy take of an iteration: seconds, bytes, moves.
+"""Predicts what the roles other than the policy take in an iteration: seconds and bytes.
 
 Knows the roles of a run. Does not know rollouts.
 """
@@ -31,8 +31,8 @@ class OtherRoles:
         return self.built.whole
 
     def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
-        """Seconds of each stage of an iteration by what it is, the mean over iterations. All roles
-        read the policy's micro-batches, `packed` for each iteration."""
+        """Seconds of each stage by its name, the mean over iterations. All roles read the policy's
+        micro-batches; `packed` has those of each iteration."""
         found: dict[str, Seconds] = {}
         for name, model in self.built.order.others.items():
             if name == CRITIC:
@@ -56,7 +56,7 @@ class OtherRoles:
         return RolePasses(self.built, self.roles.models[name].role, held)
 
     def memory(self) -> Iterator[RoleMemory]:
-        """Yields the memory of every role on a device, whether or not it rests."""
+        """Yields the memory of every role, even if it waits in the host's memory between stages."""
         for trainer in self.roles.trained:
             yield _of_trained(trainer)
         for name, reader in self.roles.readers.items():

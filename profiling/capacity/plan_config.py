@@ -149,7 +149,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         )
 
     def _check_roles(self) -> None:
-        """Raises OptionError if a role is named that the run has not."""
+        """Raises OptionError if options name a role that the algorithm does not use."""
         distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
         self.need(
             "teacher.model",
@@ -167,7 +167,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     @property
     def critic_model(self) -> str:
-        """The model that the critic begins as; empty: the policy."""
+        """The model whose weights the critic begins with; empty: the policy."""
         return critic_source(self.critic.model, self.reward, self.model)
 
     @property
@@ -177,7 +177,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     @property
     def memory_options(self) -> MemoryOptions:
-        """What can be changed if the update does not fit."""
+        """The options to suggest if the update does not fit into memory."""
         tokens = self.tokens_per_micro_batch
         return MemoryOptions(
             optimizer=self.optimizer,

@@ -1,4 +1,4 @@
-"""Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
+"""Makes a plan's report: which layouts fit, what steps take, what adapting gains."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -81,8 +81,8 @@ def _resting(
     updating: PlannedUpdate | None,
     workloads: Sequence[Workload],
 ) -> Resting | None:
-    """Both places where models may wait; None if there are none besides the policy and its
-    reference."""
+    """Iterations with models that wait on devices, and in the host's memory; None if there are no
+    models besides the policy and its reference."""
     if updating is None or not question.build.order.others:
         return None
 

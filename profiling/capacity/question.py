@@ -24,7 +24,7 @@ class Question:
 
     command: str
     name: str  # of the model
-    build: TargetBuild  # with stand-ins for devices
+    build: TargetBuild  # over stand-ins for devices
     series: Series
     lengths: ResponseLengths
     costs: SourcedLatency
@@ -39,8 +39,8 @@ class Question:
 def machine_of(
     question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
 ) -> Machine:
-    """The machine on which rollouts are replayed, with the `used` layouts. `memory` is that of all
-    layouts; by default the target's."""
+    """The machine on which rollouts are replayed in the `used` layouts. `memory`: that of all
+    layouts; by default that of the question's build."""
     costs = question.costs
     return Machine.of(
         costs.latency,

@@ -1,4 +1,4 @@
-"""The result of `python -m pat_jax.plan`, by value: to print, to plot, to keep as JSON.
+"""The report of `python -m pat_jax.plan` as numbers: to print, to plot, to keep as JSON.
 
 Knows numbers and their sources. Does not know how they were found.
 """
@@ -46,10 +46,10 @@ class LayoutMemory:
     weights: int
     optimizer: int  # float32 parameters and the optimizer's state, while a rollout runs
     kv_cache: int
-    programs: int  # the most that one of its programs needs beside these
-    whole: int  # sequences of a rollout that have pages at full length
-    refusal: str = ""  # why it is not used; empty if it is
-    # For bursts with drafts: texts and, if nothing was compiled, temporaries of a step.
+    programs: int  # most bytes that one program takes beside these
+    whole: int  # sequences of full length that find pages at once
+    refusal: str = ""  # why the layout is not used; empty if it is
+    # Bytes for drafts: of the drafter and, if nothing was compiled, temporaries of a step.
     drafts: int = 0
 
     @property
@@ -81,8 +81,8 @@ class StepTimes:
     """Predicted seconds of a decode step."""
 
     source: str  # coefficients, chip data or profile
-    explained: str  # what that means
-    range: StepRange | None  # of measured steps; None: not verified
+    explained: str  # what `source` means
+    range: StepRange | None  # of measured / predicted seconds; None: not verified
     splits: tuple[Split, ...]
     running: tuple[int, ...]  # sequences, evenly over the replicas
     contexts: tuple[int, ...]  # tokens
@@ -92,7 +92,7 @@ class StepTimes:
 
     @property
     def margin(self) -> str:
-        """The range in a word or two, to print after a number of seconds."""
+        """The range as text, to print after a predicted number of seconds."""
         if self.range is None:
             return "not verified"
         return f"× {self.range.low:.2f} to {self.range.high:.2f}"
@@ -119,7 +119,7 @@ class LengthSummary:
     mean: float  # tokens, cut at the cap
     quantiles: tuple[tuple[float, int], ...]  # (probability, tokens)
     share_cut: float
-    correlation: float  # of the scores of two samples of a prompt
+    correlation: float  # of the normal scores of two samples' lengths
     samples_per_prompt: int
 
 
@@ -127,7 +127,7 @@ class LengthSummary:
 class Iteration:
     """Mean seconds of a replayed iteration; rewards and the host's work are left out."""
 
-    name: str  # of a system
+    name: str  # of a system: adaptive, or a static layout
     rollout_s: float
     update_s: float  # with the transfer of weights to the first layout of the adaptive rollout
 
@@ -151,9 +151,9 @@ class PlanReport:
     lengths: LengthSummary
     comparison: Comparison  # with at least one system
     update: Update | None  # None: nothing is trained
-    limits: tuple[str, ...]  # what keeps it from being faster, in sentences
+    limits: tuple[str, ...]  # what keeps the rollout from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
-    warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
+    warnings: tuple[str, ...] = ()  # why a run may differ, in sentences
     resting: Resting | None = None  # None: no models besides the policy and its reference
     version: int = VERSION
 

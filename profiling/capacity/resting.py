@@ -1,6 +1,6 @@
-"""Where the models of a planned run wait between their stages, and what either place takes.
+"""Compares iterations whose models wait between their stages on devices, and in host memory.
 
-Knows orders, replays and updates. Does not know how a plan is told.
+Knows orders, replays and updates. Does not know how a plan is printed.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +46,8 @@ def both(
     costs: SourcedLatency,
 ) -> Resting:
     """Returns iterations for both values of `--roles.rest`: models wait on the devices, or in the
-    host's memory. `updating` predicts the updates of `build`, `rollout_s` the mean seconds of the
-    rollouts on a target with some layouts."""
+    host's memory. `updating` predicts the updates of `build`. `rollout_s` returns the mean seconds
+    of a rollout, by a build and the layouts that it uses."""
     chosen: Rest = "host" if build.order.run.rest == "host" else "device"
     found: list[RestingIteration] = []
     roles: tuple[RoleMemory, ...] = ()

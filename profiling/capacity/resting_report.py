@@ -1,4 +1,4 @@
-"""Where models wait between their stages, in a plan's report, by value."""
+"""The part of a plan's report about the place where models wait between their stages."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +9,9 @@ class RoleMemory:
     """Bytes of one role on a device."""
 
     name: str
-    parameters: int  # adapters with the base under them, if no other role has it
+    parameters: int  # of adapters: with the base model, if no other role has it
     optimizer: int  # moments and counters; 0: it is frozen
-    moved: int  # to and from the host's memory in an iteration; 0: it stays on the devices
+    moved: int  # to and from host memory in an iteration; 0: it stays on devices
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RestingIteration:
     rest: Literal["device", "host"]
     resident: int  # bytes of a device that models take during a rollout
     kv_cache: int  # bytes of a device, in the layout with most
-    rollout_s: float | None  # mean, adapting; None: no layout has room
+    rollout_s: float | None  # mean of the adaptive rollouts; None: no layout fits
     update_s: float  # with the transfer, and with moves from the host and back
 
     @property
@@ -33,13 +33,13 @@ class RestingIteration:
 class Resting:
     """The models of a run, and its iterations for both values of `--roles.rest`."""
 
-    chosen: Literal["device", "host"]  # what the rest of the plan is of
+    chosen: Literal["device", "host"]  # the place that the rest of the plan assumes
     roles: tuple[RoleMemory, ...]
     iterations: tuple[RestingIteration, RestingIteration]  # device, host
 
     @property
     def gain(self) -> float | None:
         """How many times as fast iterations are with models in the host's memory; None: one of the
-        two has no room."""
+        two does not fit."""
         here, away = (each.total_s for each in self.iterations)
         return here / away if here and away else None

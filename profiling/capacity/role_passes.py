@@ -1,4 +1,4 @@
-"""Predicts the passes of one role over an iteration's micro-batches, on a target.
+"""Predicts the seconds of one role's passes over an iteration's micro-batches, on a target.
 
 Knows one model. Does not know what the passes are for.
 """
@@ -52,7 +52,7 @@ class RolePasses:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number of the forward pass."""
+        """Bytes of one number in the forward pass."""
         return jnp.dtype(self.held.compute_dtype).itemsize
 
     @cached_property
@@ -101,7 +101,7 @@ class RolePasses:
         return self.times.seconds(self._apply(trainer)).times(steps)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
-        """Returns the tokens and attended pairs of a micro-batch that one device has."""
+        """Returns one device's tokens of a micro-batch, with `pairs` of a query and a key."""
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _pass(self, work_of: Callable[[Rows], Work], packed: Packed) -> Seconds:

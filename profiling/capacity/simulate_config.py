@@ -10,7 +10,7 @@ from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
-MOST_GROWTH = 20  # of a logarithm, over all rollouts
+MOST_GROWTH = 20  # of the logarithm of lengths, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
 
 
@@ -66,7 +66,7 @@ class SimulateConfig(ReplayOptions):
         self.need("growth", growth, expected)
 
     def cases(self) -> Iterator[tuple[int, int, float]]:
-        """(responses, cap, host microseconds) of each question."""
+        """Yields (responses, cap, host microseconds) of each combination to replay."""
 
         def values(text: str, kind: Callable[[str], Any]) -> list[Any]:
             return [kind(value) for value in text.split(",")]

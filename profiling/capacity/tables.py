@@ -1,4 +1,4 @@
-"""The tables of a plan, by value: for its page and its text alike."""
+"""The tables of a plan's report, for its HTML page and its text alike."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -58,7 +58,7 @@ def switches(report: PlanReport) -> Table:
 
 
 def stage_seconds(update: Update) -> dict[str, Seconds]:
-    """Seconds of the stages that take any, by name, in their order."""
+    """Seconds of each stage of an update that takes time, by name, in order."""
     found = {words: getattr(update, name) for name, words in STAGES.items()}
     found |= dict(update.others)
     return {words: seconds for words, seconds in found.items() if seconds.total}
@@ -94,7 +94,7 @@ def roles(resting: Resting) -> Table:
 
 
 def resting(found: Resting) -> Table:
-    """Both places where models may wait between their stages."""
+    """A table of iterations with models that wait on devices, and in the host's memory."""
     where = {"device": "on the devices", "host": "in the host's memory"}
     header = ["models wait", "take GiB", "KV cache GiB", "rollout s", "update s", "all s"]
     rows = [

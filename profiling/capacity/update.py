@@ -1,7 +1,7 @@
 """Predicts the update of an iteration on a target: its seconds, its memory, its utilisation.
 
 The trainer's own code packs the batches from the replayed lengths. The work of a program is
-arithmetic; the memory that it takes is its compiler's, if it was compiled.
+computed by arithmetic. Its memory is what the compiler reports, if it was compiled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class PlannedUpdate:
 
     built: TargetBuild
     programs: Sequence[CompiledProgram]  # empty: nothing was compiled
-    options: MemoryOptions  # under the names that the user knows
+    options: MemoryOptions  # to suggest if memory is short
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
         """The update for rollouts that begin in the layout `target`."""
@@ -80,7 +80,7 @@ class PlannedUpdate:
 
     @property
     def _predicting(self) -> tuple[str, ...]:
-        """The policies whose log-probabilities are taken before the first step."""
+        """The policies whose log-probabilities are computed before the first optimizer step."""
         own = ("the policy before its first step",) * self.trainer.predicts
         others = self.built.order.others
         return (*own, *(f"the {name}" for name in self.built.whole.readers if name not in others))
@@ -144,7 +144,7 @@ class PlannedUpdate:
         return self.passes.work
 
     def transfer(self, target: Split) -> Seconds:
-        """Seconds of transfer and checksums."""
+        """Seconds to send the weights to the rollout's layout `target`, with checksums."""
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)

@@ -15,7 +15,7 @@ class Packed:
     """One iteration's micro-batches."""
 
     shapes: tuple[Shape, ...]
-    # Pairs of a query and a key that it sees, on the device with most of them: the others wait.
+    # For each micro-batch, the pairs of query and key on the device with most: others wait for it.
     pairs: tuple[float, ...]
     # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
@@ -34,7 +34,7 @@ class Packed:
 
         Args:
           mini_batch: responses of whole groups in one optimizer step.
-          micro_shapes: from `rl.packing.shapes`.
+          micro_shapes: shapes of micro-batches, see `rl.batches.packing.shapes`.
           dp: number of devices that the rows of a micro-batch are split over.
           shares_prompts: whether responses to one prompt may share it.
         """
@@ -62,7 +62,7 @@ class Packed:
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:
-    """The prefix of each response, as in `rl.batches.prompt_prefixes`; None if unknown."""
+    """The prefix of each response, as `rl.batches.batches.prompt_prefixes`; None if unknown."""
     if workload.prompt_id is None:
         return None
     both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""The memory of an iteration's updates on a device: its largest program, by parts.
+"""The memory of an update's largest program on a device, by parts.
 
-If the program of gradients was not compiled, this is a lower bound: a micro-batch's own gradients,
-each layer's input, and buffers of a layer's experts; or the optimizer's state.
+If the program of gradients was not compiled, this is a lower bound. The program then has a
+micro-batch's own gradients, each layer's input, and buffers of one layer's experts.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def _memory(
 
 
 def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
-    """What compiled programs take, with a transfer to `target` alone."""
+    """Bytes that each compiled program takes; of the transfers, only that to `target`."""
     return {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
         for p in programs
@@ -104,7 +104,7 @@ def _reference_bytes(built: TargetBuild) -> int:
 
 
 def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
-    """The least that the programs of an update take, where its gradients were not compiled."""
+    """Least bytes that the programs of an update take, if its gradients were not compiled."""
     # Offloaded moments, which come for the step alone, may take more than was freed before.
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     split, of_rows = trainer.layout.split, _inputs_bytes(passes) + _of_experts(passes)
@@ -119,8 +119,8 @@ def _inputs_bytes(passes: RolePasses) -> int:
 
 
 def _of_experts(passes: RolePasses) -> int:
-    """Bytes of experts in the backward pass of a layer: rows of tokens that are sent to them, or
-    the gathered experts and their gradients."""
+    """Bytes for experts in a layer's backward pass: rows of tokens that are sent to them, or the
+    gathered experts and their gradients."""
     model, layout = passes.model, passes.held.layout
     if not (layout.ep_dp_axes and model.experts):
         return 0

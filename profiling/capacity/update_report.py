@@ -1,4 +1,4 @@
-"""The update in a plan's report, by value: seconds of its parts, memory, utilisation.
+"""The part of a plan's report about the update: seconds of its stages, memory, utilisation.
 
 Knows numbers and their sources. Does not know how they were found.
 """
@@ -17,18 +17,18 @@ RELIANCE = "No update of this engine has been measured on such a machine: not ve
 class UpdateMemory:
     """Bytes of one device while the largest program of the update runs."""
 
-    stage: str  # that program
+    stage: str  # the program's name
     parameters: int  # of the role that is trained, as training keeps them
     optimizer: int
-    gradients: int  # accumulated ones
+    gradients: int  # accumulated over micro-batches
     reference: int  # the frozen policy of the KL penalty, if it waits on the device
     base: int  # the policy under adapters
     temporaries: int  # that the program takes beside these
     is_least: bool  # nothing was compiled: temporaries are a lower bound
-    limit: int  # of a device
-    # Why it does not fit and what would help, in a sentence; empty if it fits.
+    limit: int  # memory of a device
+    # Why the update does not fit and what would help, in a sentence; empty if it fits.
     shortage: str = ""
-    tightness: str = ""  # likewise, if it hardly fits
+    tightness: str = ""  # the same, if it hardly fits
     offloaded: int = 0  # of the optimizer, in the host's memory between two steps
     drafts: int = 0  # a draft model, or the trained exit head of the first layers
     others: int = 0  # further roles that wait on the device
@@ -61,7 +61,7 @@ class Update:
 
     split: Split
     fsdp: int  # devices that parameters are split over
-    scored: tuple[str, ...]  # policies whose log-probabilities are taken before the first step
+    scored: tuple[str, ...]  # policies whose log-probabilities are computed before the first step
     batches: Batches
     scoring: Seconds
     gradients: Seconds
@@ -71,11 +71,11 @@ class Update:
     flops: float  # that the model needs, on all devices: forward and backward over the tokens
     mfu: float  # `flops` over the seconds of the update without transfer, as a share of the peak
     memory: UpdateMemory
-    others: tuple[tuple[str, Seconds], ...] = ()  # stages of further roles, by what they are
+    others: tuple[tuple[str, Seconds], ...] = ()  # stages of other roles, by name
 
     @property
     def update_s(self) -> float:
-        """Seconds of the metric `timing/update` of a run."""
+        """Predicted seconds of what a run logs as the metric `timing/update`."""
         others = sum(seconds.total for _, seconds in self.others)
         return self.scoring.total + self.gradients.total + self.apply.total + others
 

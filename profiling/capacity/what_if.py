@@ -35,8 +35,8 @@ class WhatIf:
     responses: int
     cap: int  # tokens of a response
     longest_prompt: int
-    host_us: float = 0.0  # additional ones of a decode step, for each running sequence
-    device_memory_gib: float = 0.0  # 0: every sequence finds pages
+    host_us: float = 0.0  # added to a decode step for each running sequence
+    device_memory_gib: float = 0.0  # 0: all sequences find pages
     burst_steps: int = 256
     check_every: int = 16
     speculation: SpeculationConfig = NO_SPECULATION  # drafts whose steps were measured
@@ -100,8 +100,8 @@ def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
 
 
 def unmeasured(profile: Profile, machine: Machine) -> str:
-    """The buckets of a machine that are larger than all measured ones, in words; empty if there
-    are none."""
+    """Describes the buckets of a machine that are larger than all measured ones; empty if none
+    is."""
     table = profile.latency.decode_table
     longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
     words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []

@@ -1,4 +1,4 @@
-"""Computes a model's memory on devices that need not be here, by the engine's own accounts.
+"""Computes a model's memory on devices that need not be here, by the engine's own formulas.
 
 Nothing is compiled and no array is made. Temporaries of programs are unknown here:
 `planning/memory.py` leaves a tenth of a device to them.
@@ -85,7 +85,7 @@ def _advice(found: Sequence[str]) -> str:
 
 
 def has_room(order: Order) -> bool:
-    """Whether a rollout can begin in some layout."""
+    """Whether some layout fits into the memory of its devices."""
     needs = needs_of(order)
     return needs.held(nearest(needs)) <= needs.usable
 
@@ -125,7 +125,7 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
 
 
 def _longest_response(order: Order) -> int:
-    """Tokens of the longest response whose pages have room; 0 or less if none has."""
+    """Tokens of the longest response that finds pages; 0 or less if none does."""
     needs, rollout = needs_of(order), order.run.rollout
     best = nearest(needs)
     texts = needs.draft_sources[best]

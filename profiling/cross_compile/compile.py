@@ -1,10 +1,10 @@
 """Compiles a run's real programs for GPUs and TPUs that are not there.
 
 Each compiler has one child process, whose environment is set before JAX starts. Programs are
-compiled in parallel threads inside it (libtpu allows one process at a time). Results are kept
-twice. One copy is kept by the text of each program, so that an interrupted plan goes on and an edit
-recompiles only what it changed. The other is kept by the whole order, so that the same question
-takes no time. GPU autotuning is off: it needs the GPU.
+compiled in parallel threads inside it (libtpu allows one process at a time). Records are kept
+twice. One file has the record of one program, named by a hash of its text: an interrupted plan goes
+on, and an edit recompiles only what it changed. Another has all records of an order, so that the
+same plan takes no time. GPU autotuning is off: it needs the GPU.
 """
 
 import hashlib
@@ -125,8 +125,8 @@ def _ptxas() -> Path | None:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Returns the environment variables of the compiling process: one compiler is found, no device,
-    and none is searched for."""
+    """Returns the environment variables of the compiling process. It finds one compiler, and
+    searches for no device."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     roots = [str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}

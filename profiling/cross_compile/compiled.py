@@ -1,4 +1,4 @@
-"""The record of what a compiler made of a program for a machine that is not here; also as JSON.
+"""The record of a program that was compiled for a machine that is not here; also as JSON.
 
 Knows programs by name and numbers. Does not know how they were compiled.
 """
@@ -23,13 +23,13 @@ class CompiledProgram:
     rows: int = 0  # of a replica; pages if it moves pages; rows of all replicas in training
     length: int = 0  # tokens
     num_draft_tokens: int = 0  # draft tokens of a step, per row
-    role: str = ""  # of a further model of the run; empty: the policy, or its reference
-    layers: int = 0  # of the model with these numbers
+    role: str = ""  # of another model of the run; empty: the policy, or its reference
+    layers: int = 0  # of the model that the numbers below are of
     compiled_layers: tuple[int, ...] = ()  # of the models compiled; without `layers`: extrapolated
     argument_bytes: int = 0
     output_bytes: int = 0
     temp_bytes: int = 0
-    alias_bytes: int = 0  # of results that lie in the memory of arguments
+    alias_bytes: int = 0  # of results that reuse memory of arguments
     compile_s: float = 0.0
     error: str | None = None  # of the compiler, if it failed
 
@@ -76,11 +76,11 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
 
 
 def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgram:
-    """The record of a program of a model with `layers`, compiled so, or at two smaller depths.
+    """The record of a program at `layers` layers: as compiled, or from two smaller depths.
 
-    Every number is extrapolated as affine in the layers. This is right for arguments and results.
-    Temporaries are a maximum of sums, which need not be the same sum in a deep model: they may come
-    out too small or too large.
+    Bytes are extrapolated as affine in the layers. This is right for arguments and results.
+    Temporaries are a maximum of several sums, and in a deep model another sum may be the largest:
+    they may come out too small or too large.
     """
     found = sorted(programs, key=lambda program: program.layers)
     whole = [program for program in found if program.layers == layers]

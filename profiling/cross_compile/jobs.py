@@ -29,7 +29,7 @@ PASSES = ("predict", "grad")
 class CompileJob:
     """One record to make: of a program, or of the parts of a reshard."""
 
-    record: CompiledProgram  # so far it only names the program
+    record: CompiledProgram  # names the program; numbers follow from compiling
     parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 
@@ -48,7 +48,7 @@ def jobs_of(build: TargetBuild) -> list[CompileJob]:
 
 
 def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
-    """The largest bucket of each program; switches between neighbours, which stand for all."""
+    """Each program in its largest bucket; switches between neighbouring layouts only."""
     drafts = _within(build.drafter.drafts, build.order.depths)
     drafter = replace(build.drafter, drafts=drafts)
     functions = replace(build.specs.functions, policy=build.policy_of(model), drafter=drafter)
@@ -78,13 +78,13 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
 
 
 def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
-    """`drafts` with fewer layers for early exit than the shallowest model has. They are the same at
-    every depth, so that numbers are affine in the layers."""
+    """`drafts` with an early exit before the last layer of the shallowest model. The exit is the
+    same at every depth, so that numbers are affine in the layers."""
     return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
 
 
 def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
-    """The burst with drafts that verifies most tokens, of most rows; it stands for all."""
+    """The burst with drafts that verifies most tokens; of several such, that of most rows."""
     shapes = [
         (n, num_draft_tokens)
         for n in build.buckets.rows[split]
@@ -97,8 +97,8 @@ def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
 
 
 def _training_jobs(build: TargetBuild, layers: int) -> list[CompileJob]:
-    """Predictions, and forward and backward pass, of the longest rows; the optimizer's step; the
-    transfer to the layouts with the least and the most TP."""
+    """Passes without and with gradients over the largest micro-batch; the optimizer's step; the
+    transfers to the layouts with the least and the most TP."""
     model = replace(build.order.model, num_layers=layers)
     roles = build.whole if model == build.order.model else build.roles(model)
     return [*_policy_jobs(build, roles, layers), *_other_jobs(build, roles)]
@@ -120,7 +120,7 @@ def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJ
 
 
 def _other_jobs(build: TargetBuild, roles: Roles) -> list[CompileJob]:
-    """Predictions of the longest rows by further roles, and the critic's update."""
+    """Passes of other roles without gradients over the largest micro-batch; the critic's update."""
     longest, jobs = build.micro_shapes[-1], []
     for name in build.order.others:
         role = roles.critic if name == CRITIC else roles.readers[name]

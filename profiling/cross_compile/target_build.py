@@ -45,14 +45,14 @@ EOS = (0,)  # any will do: no text is generated
 
 @dataclass(frozen=True)
 class Order:
-    """What to compile, by value: it is sent to another process, and names the kept records."""
+    """What to compile. It is sent to the compiling process as JSON; its hash names the records."""
 
     target: Target
     run: ProgramChoice
     model: ModelConfig
     depths: tuple[int, ...]  # layers of the models that are compiled
     draft_model: ModelConfig | None = None  # whole at every depth
-    others: Mapping[str, ModelConfig] = field(default_factory=dict)  # further roles, by name
+    others: Mapping[str, ModelConfig] = field(default_factory=dict)  # models of other roles
 
     @classmethod
     def of(
@@ -140,7 +140,7 @@ class TargetBuild:
 
     @property
     def limit(self) -> float:
-        """Bytes of a device."""
+        """Memory of a device, in bytes."""
         given = self.order.run.rollout.device_memory_gib
         return given * GIB if given else self.order.target.chip.memory_bytes
 
@@ -174,7 +174,7 @@ class TargetBuild:
 
     @cached_property
     def whole(self) -> Roles:
-        """The models of a run, of all layers."""
+        """The models of a run, each with all of its layers."""
         return self.roles(self.order.model)
 
     @cached_property
@@ -200,7 +200,7 @@ class TargetBuild:
 
     @cached_property
     def alone(self) -> MemoryModel:
-        """Memory of the whole model, for each layout as if it were the only one."""
+        """Memory of the whole model in each layout, with the pages that a layout needs at least."""
         return memory_alone(
             self.policy,
             self.layouts,
@@ -213,14 +213,14 @@ class TargetBuild:
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """Memory of the whole model: layouts with room have the pool of a run, the others the least
-        that they need."""
+        """Memory of the whole model: layouts that fit have the pool of a run, the others the fewest
+        pages that they need."""
         rollout = self.order.run.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
     @property
     def _pages(self) -> dict[Split, int]:
-        """Pages of a replica in every layout: with room those of a pool, else the least."""
+        """Pages of a replica in each layout: those of a run's pool if it fits, else the fewest."""
         config = self.order.run.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}

@@ -61,7 +61,7 @@ class Compiler:
     """Compiles jobs, or looks up records of programs with the same text."""
 
     kept: Path  # folder of records, by content
-    machine: str  # all that a record depends on besides the program
+    machine: str  # what a record depends on besides the program, as text
     texts: Path | None = None  # folder for compiled programs as text; with it nothing is looked up
     # Only the first of equal programs is compiled; the others take its record.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
@@ -126,7 +126,7 @@ def sentence_of(error: Exception) -> str:
 
 
 def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
-    """Answers what the parent asks on standard input."""
+    """Reads a request from standard input, and lets `answer` write lines to standard output."""
     content = json.loads(sys.stdin.read())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)  # keeps what compilers print out of the answers

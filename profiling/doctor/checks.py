@@ -1,5 +1,5 @@
-"""Small checks of what devices do: send, compute with kernels, switch. Results are compared with
-right ones."""
+"""Small checks of devices: collectives, kernels and a switch of layouts. Results are compared with
+those of plain operations, and of a rollout without a switch."""
 
 import time
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ LEAST_EQUAL = 0.5  # of the responses that ran during a switch: others may have 
 
 
 def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
-    """Times sums over the devices of each TP degree: of few bytes for the latency, and of many for
-    the rate."""
+    """Times all-reduces over the devices of each TP degree: of few bytes for the latency, of many
+    for the bandwidth."""
     chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
     seconds = all_reduce_seconds(chain.values(), dtype)
     if not seconds:
@@ -92,8 +92,8 @@ def kernels_compiled(
 
 
 def switch_found(devices: Sequence[Device]) -> Finding:
-    """Switches from the least TP to the most and back during a rollout. Reports the second time,
-    because the first one warms up."""
+    """Switches from the least TP to the most and back during a rollout. Reports the second rollout,
+    because the first warms up."""
     engine, params = _engine(devices)
     first, *_, last = [*engine.layouts] * 2
     if first == last:

@@ -1,4 +1,4 @@
-"""The result of an examination: a sentence for each part, and one that says what to do.
+"""The result of an examination: a sentence for each part, and a verdict with what to do.
 
 Knows neither devices nor programs.
 """
@@ -62,8 +62,8 @@ class Examination:
     todo: list[str] = field(default_factory=list)  # for each part that fails
 
     def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
-        """Examines one part and tells its line. `todo` is what to do if this part fails; it stands
-        after "To do:". Raises the UserError of the first part: an option is wrong."""
+        """Examines one part and prints its line. `todo` is what to do if the part fails, as text
+        after "To do:". Raises a UserError of the first part: an option is wrong."""
         start = time.perf_counter()
         guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
         guard.daemon = True
@@ -101,7 +101,7 @@ class Examination:
         return f"verdict: not well: {troubles}. To do: {'; '.join(dict.fromkeys(self.todo))}."
 
     def finish(self, well: str) -> int:
-        """Tells the verdict and writes the report; returns the exit code."""
+        """Prints the verdict and writes the report; returns the exit code."""
         verdict = printable(in_one_line(self.verdict(well)))
         self.tell(verdict)
         if self.out is not None:

@@ -1,4 +1,4 @@
-"""Measures one sum over the tensor-parallel devices, by the bytes that each of them holds."""
+"""Measures an all-reduce over the devices of a replica, by the bytes that each of them holds."""
 
 import time
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ import numpy as np
 
 from pat_jax.layout.layout import Layout
 
-SIZES = (2**12, 2**24)  # bytes a device: few for the latency, many for the rate
+SIZES = (2**12, 2**24)  # bytes of a device: few for the latency, many for the bandwidth
 RUNS = 3  # of which the fastest counts
-IN_A_ROW = 8  # sums of one program: a single one would measure its launch
+IN_A_ROW = 8  # all-reduces of one program: a single one would measure its launch
 
 
 def all_reduce_seconds(layouts: Iterable[Layout], dtype: jnp.dtype) -> dict[tuple[int, int], float]:
-    """Seconds of one all-reduce, by devices and bytes a device."""
+    """Seconds of one all-reduce, by the number of devices and the bytes of each."""
     return {
         (layout.split.tp, size): _time(layout, dtype, size)
         for layout in layouts

@@ -1,4 +1,4 @@
-"""Composes the latency model of a machine that is not here from the kernels of one layer. Seconds.
+"""Composes the latency model of a machine that is not here from the kernel times of one layer.
 
 Computed:
 
@@ -53,24 +53,24 @@ from pat_jax.profiling.predict.model_sizes import (
     weight_bytes,
 )
 
-SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
-DRAFTING_S = 5e-5  # assumed, of a step: some twenty kernels of 2 to 3 us
-SAMPLING_BYTES = 16  # of a logit: read, laid out as rows, and read twice
+SWITCH_S = 0.05  # assumed seconds: draining the burst, launching, host's work
+DRAFTING_S = 5e-5  # assumed seconds of a step: some twenty kernels of 2 to 3 us
+SAMPLING_BYTES = 16  # moved per logit: read, laid out as rows, and read twice
 PREFILL_BLOCKS = 128  # pages of a replica in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
 ONE = Split(1, 1)
 
-StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a replica and length
+StepSeconds = Callable[[Split, int, int], float]  # by layout, rows of a replica and length
 
 
 @dataclass(frozen=True)
 class Unlisted:
     """Seconds of a decode step that are in no kernel table."""
 
-    layer: float = 0.0  # of each, whatever is running: launches, gaps between kernels
-    row: float = 0.0  # of a replica
+    layer: float = 0.0  # of each layer: launches, gaps between kernels
+    row: float = 0.0  # of each row of a replica
 
 
 # A burst runs on the device: no host schedules its steps. Others' steps of Llama-3.1-8B on H100s
@@ -84,7 +84,7 @@ class Composer(LayerTimes):
     """Composes one model's decode steps, prefills and switches from a chip's kernels."""
 
     switch_s: float = SWITCH_S
-    page_size: int = PAGE_SIZE  # tokens
+    page_size: int = PAGE_SIZE  # tokens of a page
     prefill_blocks: int = PREFILL_BLOCKS  # pages of a replica in one call
 
     @property
@@ -100,7 +100,7 @@ class Composer(LayerTimes):
 
     @property
     def reads(self) -> Reads:
-        """What a decode step of the engine would read of the KV cache on this target."""
+        """How much of the KV cache a decode step of the engine reads on this target."""
         platform = self.kernels.chip.platform
         is_held = reads_what_rows_hold(
             kernel_choice.Kernels.of(platform), self.page_size, self.model.head_dim
@@ -108,8 +108,8 @@ class Composer(LayerTimes):
         return "held" if is_held else "bucket"
 
     def prefill_links_s(self, split: Split) -> float:
-        """Seconds of a prefill call's collectives. They add to the time of its products, which do
-        not wait for memory."""
+        """Seconds of a prefill call's collectives. They do not overlap with its products, which
+        do not wait for memory."""
         tokens = self.prefill_blocks * self.page_size
         return sum(
             count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
@@ -122,8 +122,8 @@ class Composer(LayerTimes):
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
-        """Seconds of a step with room for `num_draft_tokens` per row, all of it used. Passes that
-        propose drafts are not included."""
+        """Seconds of a step that verifies `num_draft_tokens` per row, without the passes that
+        propose them."""
         each = 1 + num_draft_tokens
         seconds = self._pass_s(split, rows, length, each=each, drawn=each)
         return seconds + DRAFTING_S * (num_draft_tokens > 0)
@@ -173,9 +173,9 @@ class Composer(LayerTimes):
         return read + share * whole * model.head_dim / HEAD_DIM
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """Seconds of a call of positions up to `length`; attention is a share of whole prompts'.
+        """Seconds of a prefill call in the bucket `length`. Attention is a share of whole prompts'.
 
-        A bucket holds the upper half of its positions. They see half as much again as the mean.
+        Positions in a bucket are in the upper half of `length`: they attend to 1.5 times the mean.
         """
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
         heads = heads_of(model, tp, self.kv_ways(tp))
@@ -192,10 +192,10 @@ class Composer(LayerTimes):
         return self.switch_s + shard * (1 - target.tp / source.tp) / rate
 
     def migrate(self, source: Split, target: Split) -> float:
-        """Seconds of a round of pages. Each device of a merging replica keeps the part that it
-        holds in both layouts.
+        """Seconds of a round of pages. Each device of a merging replica keeps the part of the pages
+        that it holds in both layouts.
 
-        All replicas take as long as one: the link of each device sets the time.
+        All replicas together take as long as one, because each device has its own link.
         """
         narrow, wide = sorted((source.tp, target.tp))
         held = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(wide)
@@ -266,7 +266,7 @@ class Composer(LayerTimes):
         )
 
     def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of all layers' experts by tokens of all replicas, as `LatencyModel.routed`."""
+        """Tokens of all replicas, and seconds of all layers' experts, as `LatencyModel.routed`."""
         num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
         tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
         each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]

@@ -1,7 +1,7 @@
 """Chooses over how many devices to divide the width of each expert, for `expert_width auto`.
 
-Steps of few requests become faster, as devices share what few experts read. Steps of many become
-slower, as each device computes more rows. Knows prices by coefficients, which every machine has.
+Steps of few requests become faster, because devices share the weights of few experts. Steps of many
+become slower, because each device computes more rows. Step times are composed from coefficients.
 """
 
 import math
@@ -13,7 +13,7 @@ from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.targets import Target
 
-UNITS = 16  # of an expert on a device: a multiple, for the kernels
+UNITS = 16  # an expert's width on a device is a multiple of it, for the kernels
 CONTEXT = 4096  # tokens
 LEAST_GAIN = 0.005  # share of the time; for less, experts stay whole
 
@@ -21,12 +21,11 @@ LEAST_GAIN = 0.005  # share of the time; for less, experts stay whole
 def settled_width(
     target: Target, model: ModelConfig, sizes: EngineSizes, experts: str, responses: int
 ) -> int:
-    """Returns the asked width or, for auto, the one with which a rollout's steps take least.
+    """Returns the requested width or, for auto, the one with which a rollout's steps take least.
 
-    Each halving of the running requests is taken to last equally many steps, as with exponential
-    lengths, and each number of them to run in its fastest layout. Experts stay whole on TPUs, where
-    no narrow ones were measured, and if an update is to send tokens to them
-    (`experts`).
+    Each halving of the number of running requests is assumed to last equally many steps, as with
+    exponential lengths, in the fastest layout for that number. Experts stay whole on TPUs, where no
+    divided ones were measured, and if an update sends tokens to them (`experts` is "exchanged").
     """
     of, is_gpu = model.experts, target.chip.platform == "cuda"
     is_asked = sizes.expert_width or sizes.expert_parallel or experts == "exchanged"

@@ -1,14 +1,14 @@
 """Predicts kernel times from a few coefficients per chip: the shares of its peaks that it reaches.
 
-    product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate,
-                 its operations at a share of the peak
+    product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory
+                 bandwidth, its operations at a share of the peak
     grouped      the same for the experts that have rows, each a product of its own in one kernel
     attention    the same for the KV cache, page by page; the floor grows until work is split
     elementwise  floor + bytes
 
 `kernel_coefficients.yaml` holds the shares. They are fitted by docs/notebook/benchmarks.md of
 commit 8add1fe to published measurements, if there are any. Other chips have the shares of a
-relative at their own rates, except for kinds of kernels that have their own shares in the file.
+related chip (`relative`), except for kinds of kernels with their own shares in the file.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from pat_jax.profiling.predict.targets import Target
 
 Source = Literal["coefficients", "chip data", "profile"]
 FILE = "kernel_coefficients.yaml"
-BYTES = 2  # of a bfloat16 number
+BYTES = 2  # bytes of a bfloat16 number
 HEAD_DIM = 128  # of every model whose attention was measured
 PAGE = 128  # tokens: the least that a kernel reads of a sequence
 SPLIT = 512  # tokens: from here on several blocks read a sequence
-RELATIVE = "relative"  # the chip whose shares stand for missing ones
+RELATIVE = "relative"  # names the chip whose shares stand for missing ones
 
 
 def _shares(name: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class ModelledKernels:
 
     @cached_property
     def own(self) -> Mapping[str, Mapping[str, float]]:
-        """What was measured of this engine on the chip, or on its relative; empty: nothing."""
+        """Coefficients of this engine's kernels on the chip or its relative, if measured."""
         return _shares(self.chip.name).get("own", {})
 
     @cached_property
@@ -79,8 +79,8 @@ class ModelledKernels:
         return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES))
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Products of `rows` rows of k with the [k, n] of their experts, in one kernel. Only the
-        weights of the `active` experts, which have rows, are read."""
+        """Products of `rows` rows of k numbers with the [k, n] of their experts, in one kernel. It
+        reads the weights of the `active` experts only: those that have rows."""
         return self._product("grouped", (rows, n, k), active, self.weight_bytes)
 
     def _product(

@@ -1,7 +1,7 @@
 """Predicts milliseconds of a model's layers on one device of a replica, and of their collectives.
 
 In a layer of experts a device gathers the rows of all replicas, computes its own experts for those,
-and scatters the sums: see `docs/experts.md`. Rows and sums are as wide as experts see a token.
+and scatters the sums: see `docs/experts.md`. Rows and sums have the width of an expert's input.
 """
 
 import math
@@ -15,18 +15,18 @@ from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
 from pat_jax.profiling.predict.model_sizes import num_dense, passes, widths_of
 
-LOGIT_BYTES = 4  # gathered in float32
+LOGIT_BYTES = 4  # of a logit, which is gathered in float32
 ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Predicts one model's layers, by a chip's kernels and links."""
+    """Predicts the times of one model's layers, by a chip's kernels and links."""
 
     kernels: ModelledKernels
     model: ModelConfig
-    # Number of parts of the KV heads, by TP degree, if it is not the greatest common divisor of the
-    # two. The other devices of a replica have copies.
+    # By TP degree, the number of parts of the KV heads, if it is not the greatest common divisor of
+    # heads and TP. The other devices of a replica have copies.
     divided: Mapping[int, int] = field(default_factory=dict)
     # Number of parts of the experts; 0: the greatest common divisor of experts and devices.
     expert_ways: int = 0
@@ -102,8 +102,8 @@ class LayerTimes:
 
     def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
         """Milliseconds of one layer's collectives for `tokens` of each replica: a sum after
-        attention and one after the MLP. Experts have instead of the latter a gather of rows with
-        their routes and a scatter over the replicas, and a sum."""
+        attention and one after the MLP. In a layer of experts the latter is a gather of rows and
+        routes and a scatter over the replicas, and a sum."""
         of_attention = self._sum_ms(tokens * self.model.embed_dim, split.tp)
         if not is_sparse:
             return 2 * of_attention
@@ -119,8 +119,8 @@ class LayerTimes:
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """Seconds that links add to a step with `tokens` of each replica: by each of the `layers`,
-        by default all, the embedding's sum and the logits."""
+        """Seconds that links add to a step with `tokens` of each replica: in the first `layers`, by
+        default all, for the sum of embeddings and for the logits."""
         chip, seconds = self.kernels.chip, 0.0
         for is_sparse, count in self.kinds(layers).items():
             sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)

@@ -1,6 +1,6 @@
-"""Predicts the seconds of tensor parallelism's sums and gathers over the links of a machine.
+"""Predicts the seconds of all-reduces and all-gathers over the links of a machine.
 
-Inside a host of GPUs an all-reduce is NCCL's, or that of the custom kernels of serving engines.
+Inside a host of GPUs an all-reduce is done by NCCL, or by the custom kernels of serving engines.
 These are one-shot (every device reads everything) or two-shot (every device sums a share),
 whichever is faster. Over PCIe and between hosts it goes around a ring. On a TPU it goes along the
 axes of the torus.
@@ -18,7 +18,7 @@ from pat_jax.common.chips import Chip
 from pat_jax.layout.division import prime_factors
 from pat_jax.profiling.predict.targets import Target
 
-# How GPUs of one host sum; the last: NCCL, no graph.
+# How GPUs of one host sum; "ungraphed": by NCCL outside of a CUDA graph.
 Sums = Literal["one-shot", "nccl", "ungraphed"]
 
 
@@ -44,7 +44,7 @@ def launch_s(sums: Sums) -> float:
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
-    """Seconds that the devices of a group wait for each other at a sum; 0 for TPUs."""
+    """Seconds that `devices` wait for each other at a collective; 0 for TPUs."""
     if chip.platform == "tpu":
         return 0.0
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
@@ -76,8 +76,8 @@ class HostLinks:
         return self.chip.link.startswith("NVLink")
 
     def all_reduce_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
-        """Seconds of an all-reduce of `num_bytes` on each device. The group is spread over `hosts`;
-        1 means over as few as have room for it."""
+        """Seconds of an all-reduce of `num_bytes` on each device. The devices are on `hosts`; 1
+        means on as few hosts as have room for them."""
         return self._passes_s(devices, num_bytes, 2, hosts)
 
     def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
@@ -114,7 +114,7 @@ class HostLinks:
         return 1e-6 * min(one, two)
 
     def _nccl(self, devices: int, num_bytes: float, passes: int) -> float:
-        """Seconds of a gather (one pass) or a sum (two)."""
+        """Seconds of an all-gather (one pass) or an all-reduce (two)."""
         if not self._has_nvlink:
             return self._ring(devices, num_bytes, "pcie", passes)
         known, others = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]], devices - 1
@@ -133,7 +133,7 @@ class HostLinks:
 
 @dataclass(frozen=True)
 class TorusLinks:
-    """TPUs: a group is a compact block of the torus; all its axes are used at once.
+    """TPUs: devices that sum are a compact block of the torus, and use all its axes at once.
 
     An axis of `n` devices is a ring if the slice has links from its ends to its beginnings, else a
     line. Rates and hop times: "How to Scale Your Model" (Austin et al. 2025), chapter 3.
@@ -171,7 +171,7 @@ class TorusLinks:
         return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
 
     def _pass_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of a gather; a reduce-scatter takes as long."""
+        """Seconds of an all-gather; a reduce-scatter takes as long."""
         known = coefficients()["ici"]
         axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
         rings = [self._is_ring(axis, size) for axis, size in axes]

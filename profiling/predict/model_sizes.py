@@ -10,14 +10,14 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.predict.kernel_model import BYTES
 
 FLOAT32 = 4  # bytes of a router's logit
-ROUTER_PASSES = 3  # its logits are written, and read by top-k and by the softmax
+ROUTER_PASSES = 3  # a router's logits are written, and read by top-k and by softmax
 
 
 def passes(
     model: ModelConfig, tokens: int, tp: int, kv_ways: int, *, is_sparse: bool = False
 ) -> Iterator[float]:
-    """Bytes that each kernel of a layer reads and writes, products left out. `expert_passes` has
-    those of experts."""
+    """Yields the bytes that each elementwise kernel of a layer reads and writes. `expert_passes`
+    has those of experts."""
     for _ in range(2):  # norms: the residual and the input, both read and written
         yield BYTES * 4 * tokens * model.embed_dim
     yield BYTES * 2 * tokens * sum(widths_of(model, tp, kv_ways))  # rotation, and into the cache
@@ -31,8 +31,8 @@ def passes(
 
 
 def expert_passes(model: ModelConfig, tokens: int) -> float:
-    """Bytes that a layer's experts move beside their products: rows sorted by expert and back, and
-    the activation. In a decode step the kernel of the products does this itself."""
+    """Bytes that a layer's experts move outside of products: to sort rows by expert and back, and
+    for the activation. In a decode step the kernel of the products does this itself."""
     assert model.experts is not None
     rows = tokens * model.experts.num_experts_per_tok
     return BYTES * rows * (4 * model.expert_embed_dim + 3 * model.experts.expert_dim)
@@ -50,7 +50,7 @@ def widths_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Bytes of the matrices that layouts divide; norms are too small to count.
+    """Bytes of the matrices that tensor parallelism divides; norms are too small to count.
 
     Experts and routers are left out: a device has the same ones in every layout.
 
@@ -91,7 +91,7 @@ def active_weights(model: ModelConfig) -> int:
 
 
 def last_weights(model: ModelConfig) -> int:
-    """Number of active weights in the last products of all MLPs and experts."""
+    """Number of active weights in the last matrices (down projections) of all MLPs and experts."""
     units = num_dense(model) * model.mlp_dim
     if (experts := model.experts) is not None:
         per_token = experts.latent_dim or experts.num_experts_per_tok * experts.expert_dim

@@ -1,9 +1,9 @@
-"""Profiles many devices with one: measures the shard of each layout, and computes its links.
+"""Profiles many devices with one: measures each layout's shard, and computes its collectives.
 
 With tensor parallelism a device runs a model with fewer heads, a narrower MLP and a part of the
 vocabulary. Such a model is built for each layout and measured on one real device with the engine's
-own programs. Sums and gathers over devices come on top from `links.py`, as do switches. Sampling
-from all logits, which every device does and a shard does not, is computed too.
+own programs. Times of collectives from `links.py` are added, and switches are computed. So is the
+sampling from all logits: every device of a replica does it, and a shard has only a part of them.
 """
 
 import logging
@@ -47,7 +47,7 @@ def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
 
 
 def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """The part of one device of a replica as a model of its own, with its part of the padding."""
+    """A model that has one device's part of `model` in `layout`, with its part of the padding."""
     tp = layout.split.tp
     return replace(
         model,
@@ -64,7 +64,7 @@ def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
 class ShardProfiler:
     """Measures the shards of one model on one device."""
 
-    model: ModelConfig  # whole, its vocabulary padded for the target
+    model: ModelConfig  # the whole model, its vocabulary padded for the target
     target: Target
     config: RolloutConfig
     device: Device
@@ -72,7 +72,7 @@ class ShardProfiler:
     capacity: int  # sequences of the whole target
     seed: int = 0
     runs: int = 3
-    known: LatencyModel | None = None  # of the same target, measured before
+    known: LatencyModel | None = None  # earlier measurements of the same target
 
     @cached_property
     def engines(self) -> dict[Split, RolloutEngine]:
@@ -131,7 +131,7 @@ class ShardProfiler:
 
     @property
     def latency(self) -> LatencyModel:
-        """Returns all times so far. Collectives are added to new times; earlier times include them
+        """The latency model so far. Collectives are added to new times; earlier times include them
         already."""
         decode, prefill = {}, {}
         for split, warmup in self.warmups.items():
@@ -198,7 +198,7 @@ class ShardProfiler:
         )
 
     def _besides_s(self, split: Split, rows: int) -> float:
-        """Seconds of a step that the shard alone lacks."""
+        """Seconds of a step that the shard's own steps lack: sampling and collectives."""
         vocab, tp = self.model.padded_vocab_size, split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, split)

@@ -1,4 +1,4 @@
-"""Where step times are from, and how far they may be off."""
+"""Where predicted step times are from, and how far they may be off."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,12 @@ RANGES = Path(__file__).parent / "step_ranges.yaml"
 
 @dataclass(frozen=True)
 class StepRange:
-    """The range of measured steps, as shares of their predictions."""
+    """The range of measured step times, as multiples of their predictions."""
 
     low: float
     high: float
     rows: int = 0  # measured steps; 0: those of this machine's profile
-    own: int = 0  # of them, of this engine
+    own: int = 0  # how many of these are of this engine
 
 
 FEWEST = 10  # measured steps; a range of fewer says nothing
@@ -35,7 +35,7 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """The range of steps on a chip with weights of `weight_bytes` a number; None if fewer than
+    """The range of step times on a chip, for weights of `weight_bytes` each; None if fewer than
     `FEWEST` steps were measured on this kind of chip, and on its platform with such weights."""
     if source == "profile":
         return OF_PROFILE

@@ -27,8 +27,8 @@ class Target:
 
     text: str  # as it was written: "h100:8x4" or, with its network's Gb/s, "h100:8x4@400"
     chip: Chip
-    topology: tuple[int, ...]  # of a TPU slice; (hosts, devices of a host) of GPUs
-    devices_per_host: int  # that the fast links join: all of a TPU slice
+    topology: tuple[int, ...]  # shape of a TPU slice; for GPUs (hosts, devices of a host)
+    devices_per_host: int  # joined by fast links; on TPUs the whole slice
     num_hosts: int
 
     @property
@@ -47,8 +47,8 @@ class Target:
 
     @classmethod
     def of(cls, devices: "Sequence[Device]") -> "Target | None":
-        """Returns the target that these devices are; None if no such chip is known, or if they are
-        neither alike on every host nor a whole TPU slice."""
+        """Returns the target that names these devices; None if their chip is unknown, or if they
+        are neither as many on every host nor a whole TPU slice."""
         from pat_jax.layout.mesh import hosts_of  # JAX, which options are read before
 
         chip = chip_of(devices[0].device_kind)
@@ -89,7 +89,7 @@ class PaperDevice:
     """A stand-in for a device, with the attributes that a mesh reads."""
 
     id: int
-    process_index: int  # the host
+    process_index: int  # index of the host
     platform: str = "gpu"  # no torus: only numbers of devices count here
     device_kind: str = "on paper"
 
@@ -114,7 +114,7 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
 
 
 def _with_network(target: Target, network: str) -> Target:
-    """Returns the target with hosts whose networks have so many Gb/s, one way."""
+    """Returns the target with a network of so many Gb/s for each host, one way."""
     if target.num_hosts == 1 or not re.fullmatch(r"[1-9]\d{0,5}", network):
         raise UserError(
             f"target {shown(target.text)}: expected the Gb/s of each host's network behind the @, and "

@@ -1,8 +1,8 @@
 """Predicts the seconds of an update's programs on a machine that is not here.
 
-Composed: products run at the rate that the chip's kernels have for this model's products of as many
-tokens. Everything else runs at the memory's rate, as elementwise kernels do. Collectives follow the
-links' model (`links.py`), on GPUs that of NCCL's large ones. Attention runs at a share of the peak.
+Products run at the rate that the chip's kernels reach for this model's products of as many tokens.
+Everything else runs at the memory's rate, as elementwise kernels do. Collectives are priced by
+`links.py`, on GPUs as NCCL's. Attention runs at a share of the peak.
 
 Assumed: these shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a
 GPU nothing overlaps with sending, and on a TPU as much as in `links.added`. The time of the host to
@@ -33,13 +33,13 @@ ATTENTION: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a program, by what takes them."""
+    """Seconds of a program, by the kind of work that takes them."""
 
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0  # what is not a product: norms, logits, casts, the optimizer
-    links: float = 0.0  # that collectives add to these
-    host: float = 0.0  # moments from the host's memory and back
+    links: float = 0.0  # that collectives add to the times above
+    host: float = 0.0  # to copy moments or models from the host's memory and back
 
     @property
     def total(self) -> float:
@@ -53,7 +53,7 @@ class Seconds:
 
 
 class UpdateTimes:
-    """Predicts the updates of one model on one target."""
+    """Predicts seconds of an update's programs, for one model on one target."""
 
     def __init__(self, composer: Composer, target: Target):
         """`composer` has the kernels of bfloat16 weights, which an update multiplies with."""
@@ -75,7 +75,7 @@ class UpdateTimes:
         return Seconds(products, attention, memory, links, host)
 
     def rate(self, tokens: int) -> float:
-        """Operations a second of the layers' products over `tokens` tokens."""
+        """Floating-point operations per second of the layers' products over `tokens` tokens."""
         flops = 2 * tokens * active_weights(self.composer.model)
         spent_ms = sum(
             count * self.composer.products_ms(tokens, ONE, is_sparse=is_sparse)

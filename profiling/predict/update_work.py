@@ -1,4 +1,4 @@
-"""Computes the work of an update's programs: products, attention, bytes, collectives of a device.
+"""Computes the work of an update's programs on a device: operations, bytes and collectives.
 
 Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
 a compiler makes of it. A run trains in a layout without tensor parallelism: rows are split over
@@ -53,10 +53,10 @@ class Collective(NamedTuple):
     """A collective of a program, and how often it occurs."""
 
     kind: str  # all-reduce, all-gather, all-to-all, ragged-all-to-all or reduce-scatter
-    num_bytes: float  # of its result, on one device
-    group: int  # devices of a group
-    count: int = 1  # in one run
-    hosts: int = 1  # over which a group is spread
+    num_bytes: float  # of the result, on one device
+    group: int  # number of devices that take part
+    count: int = 1  # how often it occurs in one run of the program
+    hosts: int = 1  # over which these devices are spread
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Rows(NamedTuple):
     """The part of a micro-batch that one device has."""
 
     tokens: int  # padding included
-    pairs: float  # of a query and a key that it sees
+    pairs: float  # of a query and a key that it attends to
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class UpdateWork:
 
     model: ModelConfig
     dp: int
-    fsdp: int  # of the devices of `dp`, those that parameters are split over
+    fsdp: int  # devices among `dp` that parameters are split over
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
     adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
-    itemsize: int = BYTES  # of a number of the forward pass
+    itemsize: int = BYTES  # bytes of one number in the forward pass
     # Tokens of a device whose logits exist at a time, if the head is moved for each such chunk, as
     # by programs of GPUs; 0: it is not.
     logit_tokens: int = 0
@@ -103,7 +103,7 @@ class UpdateWork:
     hosts: int = 1  # over which devices with the same part of the parameters are spread
 
     def scores(self, rows: Rows) -> Work:
-        """The work of log-probabilities: a forward pass."""
+        """The work of a forward pass that computes log-probabilities."""
         forward, head, logits = self._forward(rows.tokens)
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
@@ -165,7 +165,7 @@ class UpdateWork:
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
-        """Operations and bytes. Each pass moves queries, results, keys and values."""
+        """Operations and bytes of attention. Each pass moves queries, results, keys and values."""
         model = self.model
         width = model.num_layers * model.head_dim
         read = 2 * rows.tokens * width * (model.padded_num_heads + model.num_kv_heads)
@@ -173,8 +173,8 @@ class UpdateWork:
         return operations, float(passes * read * self.itemsize)
 
     def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:
-        """Gathers of weights, those of layers each time they are computed. Of the embedding, the
-        rows that are looked up are exchanged instead."""
+        """All-gathers of weights: of the layers `count` times, of the head once. The embedding is
+        not gathered: devices exchange the rows that they look up."""
         if self.fsdp > 1:
             yield Collective("all-gather", self._layer_bytes(rows), self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
@@ -191,8 +191,8 @@ class UpdateWork:
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
-        """Sums of gradients: those of layers end where their weights are, the head's everywhere.
-        FSDP groups sum theirs once an update (`training/group_gradients.py`), unless the model has
+        """Sums of gradients: a layer's end on the devices with its weights, the head's on all. FSDP
+        groups sum theirs once an update (`training/group_gradients.py`), unless the model has
         experts."""
         summed = self.dp if self.model.experts else self.fsdp
         if self.adapter_weights is not None:
@@ -208,7 +208,7 @@ class UpdateWork:
             yield Collective("all-reduce", float(FLOAT32 * self._head), summed)
 
     def _layer_bytes(self, rows: Rows) -> float:
-        """Bytes of all layers' weights that are gathered, as they are multiplied with."""
+        """Bytes of the gathered weights of all layers, in the type that products use."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
             # A device needs only its own experts; with more devices, others have parts of them.
@@ -228,15 +228,15 @@ def apply_work(
     offloaded: int = 0,
     sent: tuple[Collective, ...] = (),
 ) -> Work:
-    """The work of one optimizer step, and of setting the gradients to zero after it.
+    """The work of one optimizer step, which sets the gradients to zero at its end.
 
     Gradients are read for their norm and for the step. Parameters and the optimizer's state are
     read and written.
 
     Args:
       params, gradients, optimizer: bytes on one device.
-      offloaded: bytes of the optimizer's that come from the host's memory before and go back after.
-      sent: sums over FSDP groups.
+      offloaded: bytes of the optimizer's state that come from host memory before and go back after.
+      sent: all-reduces of gradients over FSDP groups.
     """
     num_bytes = 2.0 * (params + optimizer) + 3.0 * gradients
     return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded, sent=sent)
@@ -246,9 +246,9 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
     """The work of a transfer: parameters are rounded, gathered, and cut to the rollout's shards.
 
     Args:
-      params: bytes of one device in training.
+      params: bytes of the parameters on one device in training.
       gathered: bytes of all weights as the rollout keeps them.
-      kept: bytes of one device in the rollout's first layout.
+      kept: bytes of the weights on one device in the rollout's first layout.
     """
     sent = (Collective("all-gather", float(gathered), fsdp),) * (fsdp > 1)
     return Work(num_bytes=float(params + gathered + 2 * kept), sent=sent)

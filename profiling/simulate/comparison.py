@@ -34,7 +34,7 @@ class System:
     decode_s: tuple[float, ...]
     switch_s: tuple[float, ...]  # moves between replicas of a layout included
     num_preempted: tuple[int, ...]
-    tokens_per_step: tuple[float, ...]  # of a sequence: 1 without drafts
+    tokens_per_step: tuple[float, ...]  # that a running sequence generates: 1 without drafts
 
     @property
     def mean_s(self) -> float:
@@ -50,7 +50,7 @@ class Comparison:
     traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
-    drafting: System | None = None  # adaptive too; None: no drafts are asked for or have programs
+    drafting: System | None = None  # adaptive with drafts; None: no drafts
 
     @property
     def systems(self) -> tuple[System, ...]:
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def tail_share(self) -> float:
-        """The share of the adaptive rollouts' steps with at most 64 unfinished sequences."""
+        """Mean share of an adaptive rollout's steps with at most 64 unfinished sequences."""
         return fmean(1 - ([0] * 65 + [*x.done_after])[-65] / x.total_steps for x in self.traces)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,9 +90,9 @@ class Comparison:
 class Series:
     """Rollouts that follow one another."""
 
-    draw: Draw  # of the first
+    draw: Draw  # of the first rollout
     rollouts: int = 1
-    growth: float = 0.0  # by which the logarithm of lengths grows from one to the next
+    growth: float = 0.0  # of the logarithm of lengths from one rollout to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
         """The workload of rollout `number`; -1 is the one before, which the planner has seen."""

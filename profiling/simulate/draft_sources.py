@@ -1,6 +1,6 @@
-"""The source of the drafts in rollouts, and how often they are accepted.
+"""The source of the drafts in replayed rollouts, and how often draft tokens are accepted.
 
-The acceptance is built in, or assumed for drafts by a model.
+The acceptance of copied drafts is built in; that of a model's drafts is assumed.
 
 Knows tables. Does not know what a step costs.
 """
@@ -51,16 +51,16 @@ BUILT_IN_ORIGIN = (
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Where the drafts of a rollout are from."""
+    """The source of a rollout's drafts, with their acceptance."""
 
     name: str
     acceptance: Acceptance
-    origin: str = BUILT_IN_ORIGIN  # of the acceptance, for people
+    origin: str = BUILT_IN_ORIGIN  # of the acceptance, as text to print
 
     @classmethod
     def built_in(cls, drafts: Drafts, samples: int) -> "DraftSource":
-        """The source of copied drafts: siblings too, if other texts have room and prompts have
-        several samples."""
+        """The source of copied drafts: own text, and siblings if a draft's source holds other texts
+        and prompts have several samples."""
         if drafts.texts and samples > 1:
             return cls(SIBLINGS, Acceptance.unseen())
         return cls(OWN, _own_text())
@@ -101,7 +101,7 @@ def generated(accepted: float) -> Acceptance:
 
 
 def _own_text() -> Acceptance:
-    """The acceptance of own text, by the tables alone: the prior does not count."""
+    """The acceptance of drafts from own text, by the tables above without the prior."""
     nothing = [0.0] * len(OWN_ACCEPTED[0])
     of_places = np.array([[nothing, *OWN_ACCEPTED], [nothing, *OWN_BRANCHES]])
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")

@@ -1,15 +1,15 @@
-"""Simulates rows in bursts with drafts: the tokens they generate, the steps, and the runs.
+"""Simulates bursts with drafts: tokens generated, steps, and runs (see `planning/drafts.py`).
 
-On average a row with copied drafts generates in each step what `Acceptance` predicts for the room
-of a step, divided by the running rows of its replica. As on the devices, the room goes to the
+A row with copied drafts generates in each step what `Acceptance` predicts on average. The room for
+draft tokens in a step is shared by the running rows of a replica. As on the devices, it goes to the
 tokens that the planner predicts to be right (`accept_prob` of the burst). How many are right
-follows the machine's acceptance, or each sequence's own if the workload has them. With these, all
-running rows of a replica have the same room, given by the machine's acceptance: the planner's
-predictions change with each burst, too often to compute steps anew for every acceptance. The number
+follows the machine's acceptance, or each sequence's own if the workload has them. In that case the
+machine's acceptance also decides which tokens get room: the planner's predictions change with each
+burst, too often to compute steps anew for every acceptance. The number
 of running rows is updated once in `check_every` steps. Sequences that begin after siblings have
 finished have more right drafts at first: see `WORTH`.
 
-A draft of a model has the number of draft tokens in every row, and is a run of its own.
+A draft of a model has the burst's number of draft tokens in every row, and is a run of its own.
 
 Rows generate whole tokens. The fraction of a token that is left after a burst is kept for the next
 one. Each row begins with another fraction, so that the rows of a replica do not generate their
@@ -42,10 +42,10 @@ class Went(NamedTuple):
     """The result of a burst, for each running sequence, int[running]."""
 
     steps: int
-    generated: np.ndarray  # tokens
-    running_steps: np.ndarray  # steps in which it was running
-    pages: np.ndarray  # drawn
-    drafted: DraftResult  # as of one replica
+    generated: np.ndarray  # tokens generated
+    running_steps: np.ndarray  # steps in which the sequence was running
+    pages: np.ndarray  # pages drawn from the reserve
+    drafted: DraftResult  # counts of all replicas, as if of one
 
 
 class DraftedRows:
@@ -82,7 +82,7 @@ class DraftedRows:
 
         Args:
           left: int[running], tokens that each sequence will still generate.
-          in_reserve: int[replicas], pages that rows may draw.
+          in_reserve: int[replicas], pages that rows of each replica may draw.
         """
         table, pace = self.table, self.machine.pace(burst.shape.num_draft_tokens)
         replica = table.replica(table.running)
@@ -110,13 +110,13 @@ class DraftedRows:
     def _advance(
         self, generated: np.ndarray, left: np.ndarray, of_replica: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Advances the rows of a burst by at most `steps`. Returns the tokens of each row, and the
-        steps that it took.
+        """Advances the rows of a burst by at most `steps`. Returns the tokens that each row
+        generated, and the steps in which it ran.
 
         Args:
           generated: int[running], tokens of the burst so far.
           left: int[running], as in `run`.
-          of_replica: int[replicas], rows that are not done.
+          of_replica: int[replicas], rows that are still running.
         """
         table, running = self.table, self.table.running
         replica = table.replica(running)
@@ -156,7 +156,7 @@ class DraftedRows:
     def _lacking(
         self, generated: np.ndarray, pages: np.ndarray, is_running: np.ndarray, ahead: int
     ) -> np.ndarray:
-        """Pages that each needs for its next tokens, or up to its end: see `page_append.lacking`."""
+        """Pages that each row lacks for its next `ahead` tokens: see `page_append.lacking`."""
         table, tables = self.table, self.tables
         running = table.running
         tokens = np.minimum(table.length[running] - 1 + generated + ahead, table.end[running] - 1)
@@ -187,11 +187,11 @@ class DraftedRows:
 
 @dataclass(frozen=True)
 class _Copied:
-    """Mean tokens of a step in each replica, by the number of its running rows."""
+    """Steps with copied drafts: mean tokens of a row, by the running rows of its replica."""
 
     acceptance: Acceptance
     ways: Ways
-    room: int  # tokens of a step
+    room: int  # tokens of all rows that a step computes
 
     def tokens(self, running: np.ndarray) -> np.ndarray:
         rows = np.maximum(running, 1)
@@ -221,7 +221,7 @@ class _Copied:
 
 @dataclass(frozen=True)
 class _Generated:
-    """As `_Copied`, for drafts that a model generates, all of the same length."""
+    """Steps with drafts that a model generates, all of the same length; as `_Copied`."""
 
     # float[1 + num_draft_tokens], P(the first 0, 1, … tokens of a draft are right)
     accept_prob: np.ndarray

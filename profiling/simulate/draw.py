@@ -1,14 +1,14 @@
-"""The parameters by which the lengths of a rollout's prompts and responses are drawn."""
+"""The parameters by which the prompt and response lengths of a rollout are drawn."""
 
 import math
 from dataclasses import dataclass, replace
 
-CORRELATION = 0.3  # of two samples of a prompt, if it is not known
+CORRELATION = 0.3  # of the lengths of two samples of a prompt, by default
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The parameters by which one rollout is drawn."""
+    """The parameters by which the lengths of one rollout are drawn."""
 
     sequences: int
     cap: int  # tokens; longer responses are cut

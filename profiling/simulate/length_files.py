@@ -21,8 +21,8 @@ LENGTHS = ("output_tokens", "completion_tokens", "response_tokens", "generated_t
 COUNTS = ("count", "weight", "weight_requests")
 PROMPTS = ("prompt_tokens", "input_tokens", "context_tokens")
 MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
-USAGE = "usage"  # of a line of `pat_jax.generate`
-# The position of an element, for people, and the element: a number, or a mapping that has one.
+USAGE = "usage"  # the field with counts of tokens in files of `pat_jax.generate`
+# For each entry, its position as text and its value: a number, or a mapping that has one.
 Elements = Iterable[tuple[str, Any]]
 
 

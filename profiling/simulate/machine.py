@@ -17,10 +17,10 @@ from pat_jax.planning.types import Load, Split
 
 @dataclass(frozen=True)
 class Workload:
-    """One rollout's sequences, and how long each will turn out to be."""
+    """One rollout's sequences, with the true length of each response."""
 
-    prompts: np.ndarray  # int[sequences], tokens
-    responses: np.ndarray  # int[sequences], tokens; no planner may see them
+    prompts: np.ndarray  # int[sequences], tokens of each prompt
+    responses: np.ndarray  # int[sequences], tokens of each; hidden from planners
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
     expected: np.ndarray | None = None  # float[sequences], see CacheManager
@@ -39,7 +39,7 @@ class Workload:
         return len(self.responses)
 
     def load(self, capacity: int) -> Load:
-        """The load before the first token, with rows for `capacity` sequences."""
+        """The load before the first token; at most `capacity` sequences have rows."""
         running = min(self.size, capacity)
         zeros, left = np.zeros(running, int), np.full(running, self.cap)
         prompt = None if self.prompt_id is None else self.prompt_id[:running]
@@ -56,15 +56,15 @@ class Machine:
     buckets: Buckets
     burst_steps: int = 64
     check_every: int = 8
-    memory: MemoryModel | None = None  # what fits there; None: everything
+    memory: MemoryModel | None = None  # None: every layout fits
     runs_ahead: bool = False  # see RolloutEngine
-    # The pools are as large as in `memory`: a sequence that finds no pages waits, or makes room.
-    # False: they hold every sequence, and only `oracle` uses `memory`: for layouts without room.
+    # Whether pools are as large as in `memory`: a sequence that finds no pages waits, or another is
+    # preempted. False: they hold every sequence, and `memory` only excludes layouts in `oracle`.
     has_pools: bool = False
     # Seconds of the host in a decode step, per running sequence of all replicas; not in `truth`.
     host_s_per_sequence: float = 0.0
-    drafts: Drafts = NO_DRAFTS  # that have programs there
-    acceptance: Acceptance | None = None  # the true one of drafts there; None: there are no drafts
+    drafts: Drafts = NO_DRAFTS  # that have compiled programs
+    acceptance: Acceptance | None = None  # the true one of drafts; None: there are no drafts
 
     def __post_init__(self):
         if self.drafts.num_draft_tokens and self.acceptance is None:

@@ -1,22 +1,22 @@
 """The oracle: the best path that a planner could have taken had it known every response length.
 
 Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
-layout, and how sequences share its replicas:
+layout, and the way in which sequences are spread over its replicas:
 
-    risen   placed in the layout of the start and merged since by migration: replicas are known
-            exactly, whenever the switches happened
+    risen   placed in the first layout, and since then merged by migration only: the replica of each
+            sequence is known exactly, whenever the switches happened
     even    anything else (all or some recomputed, TP lowered and raised again, or moved between the
-            replicas of a layout): taken to be spread perfectly evenly from then on, which no real
+            replicas of a layout): assumed to be spread perfectly evenly from then on, which no real
             path beats
 
 So the result is exact for every path that only raises TP by migration, and a lower bound for the
 others: no planner that follows the engine's rules is faster. All sequences have pages in every
-layout whose weights have room. So if sequences have to wait for pages, no planner can reach it.
+layout that fits. So if sequences have to wait for pages, no planner can reach the result.
 
 With drafts, moments are tokens of each sequence, and the cheapest number of draft tokens is taken
-between two moments. All sequences are assumed to go on alike, as fast as in a replica with the mean
-number of running rows. That is exact for one replica and near for several, whose emptier ones go on
-faster: then it is not a bound. Nor is it a bound if sequences differ in acceptance
+between two moments. All sequences are assumed to generate as fast as in a replica with the mean
+number of running rows. This is exact for one replica, and an estimate for several, where those of
+emptier replicas are faster: then it is not a bound. Nor is it one if sequences differ in acceptance
 (`Workload.accepts`): the oracle uses only the machine's.
 """
 
@@ -40,7 +40,7 @@ CHUNK = 256  # moments that are computed together for all sequences
 class Oracle:
     total_s: float
     start: Split
-    switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
+    switches: tuple[tuple[int, Split], ...]  # (decode step, layout after the switch)
     evened: tuple[int, ...]  # decode steps at which sequences go to other replicas
     is_exact: bool  # the path only raises TP by migration: the engine can follow it
 
@@ -48,7 +48,7 @@ class Oracle:
 @dataclass(frozen=True)
 class _State:
     split: Split
-    dealt: Split | None  # the layout of the start; None: even
+    dealt: Split | None  # of a risen state, the first layout; None: an even state
 
 
 def oracle(workload: Workload, machine: Machine) -> Oracle:
@@ -99,7 +99,7 @@ def _follow(
 
 
 class _World:
-    """The costs of one rollout at every moment, int[moments] decode steps from its start."""
+    """The costs of one rollout at each moment: a test of the stop condition, in decode steps."""
 
     def __init__(self, workload: Workload, machine: Machine):
         self.workload, self.machine, self.truth = workload, machine, machine.truth
@@ -108,8 +108,8 @@ class _World:
         self.end = self.begin + workload.responses
         self.moments = np.arange(0, int(self.end.max()), machine.check_every)
         self.running = self._running(np.ones(workload.size, bool))
-        ahead = workload.prompts - self.begin - 1  # of the moment: tokens in the cache of each
-        # Tokens in the longest cache, the shortest and on average.
+        ahead = workload.prompts - self.begin - 1  # plus the moment: tokens in the cache of each
+        # Tokens in the KV cache of the longest running sequence, of the shortest, and on average.
         self.context = self._of_running(np.maximum, ahead) + self.moments
         self.least_context = self._of_running(np.minimum, ahead) + self.moments
         self.mean_context = self._of_running(np.add, ahead) / self.running + self.moments
@@ -122,16 +122,15 @@ class _World:
         return self.num_rows < self.workload.size
 
     def _dealt(self, split: Split) -> np.ndarray:
-        """The replica of each sequence that begins at once, as placed by the cache manager,
-        int[rows].
+        """The replica of each row at the start, int[rows], as the cache manager places sequences.
 
-        With a queue others may overtake a sequence: then row i is not that of sequence i."""
+        With a queue, sequences may begin in another order: row i may not be sequence i's."""
         scheduler = waiting(self.workload, replace(self.machine, has_pools=False), split)
         scheduler.admit()
         return scheduler.table.replica(scheduler.table.running)
 
     def _of_running(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
-        """Largest, smallest or sum of `value`, int[sequences], of those running at each moment."""
+        """Maximum, minimum or sum of `value`, int[sequences], over those running at each moment."""
         least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
         parts = []
@@ -153,7 +152,7 @@ class _World:
         return self.dealt[state.dealt][self.row] % state.split.dp
 
     def _held(self, state: _State) -> np.ndarray:
-        """Tokens in the caches of the replica that holds most, until the next moment."""
+        """Mean tokens in the KV cache of the replica with most, until the next moment."""
         if self.has_queue:
             return self.running * self.mean_context / state.split.dp
         prompts, responses = self.workload.prompts, self.workload.responses
@@ -211,8 +210,7 @@ class _World:
         """The least seconds of a move between the replicas of a layout.
 
         A move leads to a smaller row bucket, or to replicas as even as possible. The surplus
-        sequences of the fullest replica leave one after another, each as short as the shortest, in
-        however many directions.
+        sequences of the fullest replica are priced as short as the shortest, one after another.
         """
         rows = np.array([0, *self.machine.buckets.rows[split]])
         fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.running // split.dp))
@@ -223,8 +221,8 @@ class _World:
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
         """The least seconds to recompute some sequences and migrate the others.
 
-        Every sequence takes its share of the calls of a full prefill, or of the rounds of equal
-        replicas, and is as short as the shortest. There is at least one call.
+        Every sequence is priced as short as the shortest: by its share of the calls of a full
+        prefill, or of the rounds between even replicas. There is at least one call.
         """
         truth, replicas = self.truth, max(source.dp, target.dp)
         one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
@@ -235,9 +233,8 @@ class _World:
         return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
-        """Seconds to prefill all prompts, once for all samples in a replica. With a queue prompts
-        are spread evenly over the replicas, and share calls no matter when they come.
-        """
+        """Seconds to prefill each prompt once per replica with samples of it. With a queue, prompts
+        are spread evenly over the replicas, and share calls no matter when they begin."""
         tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
         replica = self._replica(_State(split, split))
         if prompt_id is not None:
@@ -250,7 +247,7 @@ class _World:
         return self.truth.packed(split, replica, tokens)
 
     def _running(self, which: np.ndarray) -> np.ndarray:
-        """How many sequences of `which`, bool[sequences], have begun and not ended by a moment."""
+        """How many sequences of `which`, bool[sequences], run at each moment, int[moments]."""
         begun, ended = (
             np.searchsorted(np.sort(steps[which]), self.moments, side="right")
             for steps in (self.begin, self.end)
@@ -258,14 +255,14 @@ class _World:
         return begun - ended
 
     def _lengths(self) -> np.ndarray:
-        """The length bucket for the longest context and its tokens until the next moment."""
+        """The length bucket that holds the longest context until the next moment, int[moments]."""
         steps = np.array(self.machine.buckets.lengths)
         last_end = self._of_running(np.maximum, self.workload.prompts) + self.workload.cap
         needed = np.minimum(last_end - 1, self.context + self.machine.check_every)
         return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
-        """Seconds to recompute all tokens held, as rows of the longest context."""
+        """Seconds to recompute all cached tokens, as full rows of the longest context."""
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
         pairs = zip(rows.tolist(), longest.tolist(), strict=True)
@@ -273,7 +270,7 @@ class _World:
 
 
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The decode step at which each sequence begins and the row it gets, int[sequences] each.
+    """The decode step at which each sequence begins, and the row that it gets; int[sequences] each.
 
     Sequences begin in their order, each as soon as a row is free. No burst has to end for that, so
     no real path lets one begin earlier.

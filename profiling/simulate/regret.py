@@ -1,4 +1,4 @@
-"""How much longer the path of a rollout takes than the oracle's.
+"""How much longer a rollout's path of layouts takes than the oracle's path.
 
 Knows traces and prices. Does not know how the best path is found.
 """
@@ -45,10 +45,10 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> Regret:
 
 @dataclass(frozen=True)
 class _AsTaken(Planner):
-    """Repeats the switches and moves of a trace, each once as few sequences run and as many steps
-    are done as then.
+    """Repeats the switches and moves of a trace. Each is due once as few sequences run, and as many
+    steps are done, as in the trace.
 
-    Both must hold: a switch may come because the cache has grown while nothing ended.
+    Both must hold, because growing caches can cause a switch while no sequence ends.
     """
 
     first: Split

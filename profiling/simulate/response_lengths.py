@@ -26,7 +26,7 @@ FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
 class Quantiles:
     """A built-in distribution; the outermost quantiles are its ends."""
 
-    tokens: tuple[int, ...]  # at PROBABILITIES
+    tokens: tuple[int, ...]  # the length at each of PROBABILITIES
     source: str
 
 
@@ -62,10 +62,10 @@ BUILT_IN: Mapping[str, Quantiles] = {
 class ResponseLengths:
     """Response lengths, and how often each occurred."""
 
-    source: str  # where they are from, for people
+    source: str  # where the lengths are from, as text to print
     tokens: np.ndarray  # int[lengths], at least 1, ascending
     counts: np.ndarray  # float[lengths], positive
-    prompts: np.ndarray | None = None  # int[lengths], tokens, where they are known
+    prompts: np.ndarray | None = None  # int[lengths], tokens of their prompts, if known
 
     @classmethod
     def built_in(cls, name: str) -> "ResponseLengths":
@@ -81,7 +81,7 @@ class ResponseLengths:
         return total / total[-1]
 
     def quantile(self, probability: np.ndarray) -> np.ndarray:
-        """Tokens, int[...]: the shortest length that a share `probability` does not exceed."""
+        """The shortest length in tokens that a share `probability` of responses do not exceed."""
         return self.tokens[self._index(probability)]
 
     def _index(self, probability: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ class ResponseLengths:
         return np.minimum(np.searchsorted(self._cumulative, probability), last)
 
     def share_beyond(self, tokens: float) -> float:
-        """P(longer than `tokens`)."""
+        """P(a response is longer than `tokens`)."""
         return float(self.counts[self.tokens > tokens].sum() / self.counts.sum())
 
     @property
@@ -103,7 +103,7 @@ class ResponseLengths:
         return longest if is_cut else None
 
     def share_of(self, tokens: int) -> float:
-        """P(exactly `tokens`)."""
+        """P(a response has exactly `tokens`)."""
         return float(self.counts[self.tokens == tokens].sum() / self.counts.sum())
 
     def mean(self, cap: int, scale: float = 1.0) -> float:
@@ -113,8 +113,8 @@ class ResponseLengths:
     def draw(self, draw: Draw) -> Workload:
         """Draws one rollout: the same for an equal `draw`, with other prompts for another seed.
 
-        Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a
-        prompt, so that every single length has this distribution whatever ρ is (a Gaussian copula).
+        Samples of a prompt have correlated lengths: their normal scores are √ρ·θ + √(1 - ρ)·ε, with
+        one θ per prompt. A single length has this distribution for any ρ (a Gaussian copula).
         """
         rng = np.random.default_rng((draw.seed, draw.sequences, draw.samples_per_prompt))
         num_prompts = -(-draw.sequences // draw.samples_per_prompt)

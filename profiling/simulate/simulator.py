@@ -1,10 +1,10 @@
 """Replays a rollout of known response lengths on a simulated clock, with the real planner and
 scheduler.
 
-Every duration is looked up in a latency model, the truth; the planner may use another one. What
-no latency model has takes no time, except for the host's time for each running sequence that a
-`Machine` may have. Pools hold every sequence, or as much as the machine's memory has room for.
-`drafted.py` has the bursts with drafts.
+Every duration is looked up in a latency model, `Machine.truth`; the planner may use another one.
+What a latency model does not have takes no time, except for `Machine.host_s_per_sequence`. Pools
+hold every sequence, or as much as fits into the machine's memory. `drafted.py` has the bursts with
+drafts.
 """
 
 from collections import deque
@@ -61,7 +61,7 @@ def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:
 
 @dataclass(frozen=True)
 class SimulatedOutput:
-    """The output of a burst, as `contents.RowsOutput`."""
+    """The output of a burst, with the fields of `contents.RowsOutput`."""
 
     emitted: np.ndarray
     running: np.ndarray
@@ -78,7 +78,7 @@ class SimulatedExecutor(Executor):
         self.now_s = 0.0
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
-        self._drawn = np.zeros(0, np.int64)  # of each replica's reserve
+        self._drawn = np.zeros(0, np.int64)  # pages drawn of each replica's reserve
         self._drafted = DraftedRows(machine, tables, workload.accepts)
 
     def prefill(self, work: PrefillWork) -> int:
@@ -143,8 +143,8 @@ class SimulatedExecutor(Executor):
     def _plain_steps(
         self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray
     ) -> tuple[int, np.ndarray]:
-        """Steps of a burst without drafts, until the reserve is empty at the latest; and the pages
-        that each row draws, int[running]."""
+        """Steps of a burst without drafts, which ends when the reserve of pages is empty; and the
+        pages that each row draws, int[running]."""
         table, every = self.table, self.machine.check_every
         running, replicas = table.running, table.num_replicas
         replica, whole = table.replica(running), -(-left // every) * every
@@ -169,8 +169,8 @@ class SimulatedExecutor(Executor):
         return steps
 
     def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
-        """Pages of the reserve for the running rows, int32[rows, most], in the order in which
-        devices draw them."""
+        """Pages that each row draws from the reserve, int32[rows, most of a row], in the order in
+        which devices draw them."""
         table, ring = self.table, np.asarray(burst.reserved.pages)
         rows = table.num_replicas * table.rows_per_replica
         counts = np.zeros(rows, np.int64)

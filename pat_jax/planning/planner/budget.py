@@ -32,8 +32,8 @@ class RegretBudget:
         self._stayed = np.zeros_like(self.prefill_s)
 
     def expect(self, here: int, step_s: np.ndarray, step: float) -> None:
-        """Books the bursts since the last plan, which ran in layout `here` up to decode step `step` of
-        the rollout. From now on a step takes `step_s`, float[layouts]."""
+        """Books the bursts since the last plan: they ran in layout `here` up to decode step
+        `step` of the rollout. From now on a step takes `step_s`, float[layouts]."""
         if self._expected is not None:
             before_s, before = self._expected
             seconds = max(0, step - before) * before_s
