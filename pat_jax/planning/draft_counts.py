@@ -1,4 +1,4 @@
-"""What a burst counts about its drafts, for devices, planner and replays alike.
+"""The counts that a burst makes of its drafts, on devices and in replays.
 
 A *run* is the text that a draft of unlimited length would predict correctly: see `drafts.py`.
 """
@@ -10,7 +10,7 @@ import numpy as np
 # A kind of match is a range of its length in tokens. These are the first lengths of the ranges.
 MATCH_BIN_EDGES = (1, 2, 3, 5, 9, 16)
 KINDS = len(MATCH_BIN_EDGES) + 1  # first that of no match
-GENERATED = 1  # the kind of drafts that a model generates; each of them is a run of its own
+GENERATED = 1  # the kind of drafts that a model generates: each draft is one run
 MAX_RUN = 32  # tokens of a run that are counted one by one
 DRAFTS, BRANCHES = 0, 1  # indices along an axis of both
 # Where copied drafts are from: a response's own text, siblings, responses of earlier iterations.
@@ -28,7 +28,7 @@ class DraftResult(NamedTuple):
     # int[2, kinds, MAX_RUN], runs and branches for which it is known whether each token was right
     proposed: np.ndarray
     accepted: np.ndarray  # int[2, kinds, MAX_RUN], those whose token was right
-    branch_counts: np.ndarray  # int[kinds, kinds], steps by the kind of the run and of the branch
+    branch_counts: np.ndarray  # int[kinds, kinds], steps by the kinds of run and branch
     verified: int | np.ndarray  # tokens of drafts and branches
     # int[sources, 3], tokens verified, accepted, and accepted on a branch; zeros if drafts are not
     # copied.

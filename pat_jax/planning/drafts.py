@@ -42,7 +42,7 @@ PRIOR_BRANCHES = (
     (0.47, 0.67, 0.75, 0.78, 0.74, 0.84, 0.85, 0.86),
     (0.67, 0.80, 0.82, 0.85, 0.87, 0.92, 0.93, 0.96),
 )
-PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of the runs with trees of 8 and 8
+PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of runs with trees of 8 and 8
 # The share of each kind of branch, none first, by the kind of the run beside it.
 PRIOR_BRANCH_COUNTS = (
     (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
@@ -57,12 +57,12 @@ PRIOR_BRANCH_COUNTS = (
 # that a first burst tries drafts.
 PRIOR_GENERATED = 0.6
 PRIOR_RUNS = 1.0  # runs that the prior counts for, of each kind of match and each token
-# Runs after which old counts weigh half. How often matches come changes from burst to burst, as
-# texts grow and begin to repeat; how good they are also changes with the prompt. These numbers
+# Runs after which old counts weigh half. The frequency of matches changes from burst to burst, as
+# texts grow and begin to repeat; their acceptance also changes with the prompt. These numbers
 # predicted the next burst best.
 BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
-MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
-# A token is verified if it is at least this likely right; less room in a step raises the threshold.
+MOST_GOES_ON = 0.999  # most P(a run goes on) beyond the tokens that are counted: texts end
+# A draft token is verified if its P(right) is at least a threshold; less room raises the threshold.
 THRESHOLDS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 Numbers = float | np.ndarray
@@ -101,13 +101,13 @@ class Ways(NamedTuple):
     def tokens(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
         """Tokens that a row generates in a step.
 
-        The room of a step goes to the tokens that are likeliest right. With many rows, all tokens
-        above some threshold have room. A row alone has all the room, however good its match is.
-        Other numbers of rows lie in between.
+        A step has room for a number of draft tokens over all rows: those likeliest to be right get
+        it. With many rows, these are all tokens above some threshold. A row alone has all the room,
+        however good its match is. Other numbers of rows lie in between.
 
         Args:
           num_draft_tokens: draft tokens of a step, per row; one number or several.
-          rows: how many share the room; one number for each of those.
+          rows: number of rows that share the room; one, or one for each of these.
         """
         together = np.interp(num_draft_tokens, self.verified, self.generated)
         alone = np.interp(num_draft_tokens, np.arange(len(self.alone)), self.alone)
@@ -127,7 +127,7 @@ class Acceptance:
 
     begun: np.ndarray  # float[kinds], runs that began with each kind of match
     proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches with each token known
-    accepted: np.ndarray  # float[2, kinds, MAX_RUN], those in which it was right
+    accepted: np.ndarray  # float[2, kinds, MAX_RUN], those whose token was right
     branch_counts: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
     is_generated: bool = False  # drafts come from a model, not from texts
 

@@ -71,7 +71,7 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether each layout fits into memory, bool[split]. If none fits, True for the least."""
+        """Whether each layout fits into memory, bool[split]. If none does, the smallest does."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 
@@ -83,7 +83,7 @@ class MemoryModel:
         """Most bytes of a switch, [from, to].
 
         A reshard frees each old leaf once its new one is there. So it holds at most the larger of
-        the two sets of weights and one chunk, beside the pool and the pages on their way. No burst
+        the two sets of weights and one chunk, besides the pool and the pages in transit. No burst
         runs meanwhile, but the source of its drafts stays on the device.
         """
         weights = np.array([self.weights[split] for split in splits])

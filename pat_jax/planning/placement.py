@@ -19,7 +19,7 @@ from typing import Literal, get_args
 PlacedRole = Literal["rollout", "policy", "critic", "reference", "teacher", "reward"]
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 PlacementName = Literal["flatten", "interleave", "separate", "split"]
-# Processes of `split`: of several, Orbax refuses arrays whose devices are all those of one.
+# Fewest processes of `split`: with several, Orbax refuses arrays that are on one process alone.
 LEAST_SPLIT = 4
 Positions = tuple[int, ...]  # of devices in the run's order, ascending
 

@@ -1,4 +1,4 @@
-"""What an iteration would take with other placements, from the stages that one took with `flatten`.
+"""Predicts iterations with other placements, from the stages of one with `flatten`.
 
 Passes on half of the devices are assumed to take twice as long. Here r is the seconds of a rollout,
 h those of a rollout on half of the devices, t those of the transfer. A *read* is a pass without
@@ -35,7 +35,7 @@ def placement_seconds(
     Args:
       stages: seconds of each stage with `flatten`.
       half_rollout_s: seconds of the same rollout on half of the devices.
-      names: the placements to return beside `flatten`.
+      names: the placements to return in addition to `flatten`.
       reads_as_they_end: whether models on other devices than the rollout's read during it.
     """
     transfer_s = stages.get(TRANSFER, 0.0)
@@ -59,7 +59,7 @@ def placement_seconds(
 
 
 def described(seconds: Mapping[PlacementName, float]) -> str:
-    """Returns a sentence on what other placements would take beside `flatten`."""
+    """Returns a sentence with the seconds of `flatten` and of the other placements."""
     others = [f"{s:.3g} s with {name}" for name, s in seconds.items() if name != "flatten"]
     if not others:
         return "no other placement fits these models, devices and options"

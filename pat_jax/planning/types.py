@@ -127,7 +127,7 @@ class Plan:
     threshold: int
     # In a switch, sequences with fewer tokens in the cache are recomputed, the others migrate.
     recompute_below: int = MIGRATE_ALL
-    # int[running], the replica of each from now on, in a layout that stays; None: where they are.
+    # int[running], the new replica of each sequence, in the same layout; None: none changes it.
     replica: np.ndarray | None = field(default=None, compare=False)
     predicted_saving_s: float = 0.0  # until the rollout ends; of a switch, after its cost
     predicted_cost_s: float = 0.0  # of the move

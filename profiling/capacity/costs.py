@@ -1,4 +1,4 @@
-"""Finds the seconds of steps and switches for a plan: from a profile, or composed of kernels."""
+"""Finds the seconds of steps and switches for a plan: from a profile, or by kernel times."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class SourcedLatency:
 
 def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLatency:
     """Returns the latency model of the run of `build`: from the user's `profile`, or composed from
-    kernels. `sums` is the way in which GPUs sum over NVLink."""
+    kernel times. `sums` is the way in which GPUs sum over NVLink."""
     order, rollout, buckets = build.order, build.order.run.rollout, build.buckets
     if profile:
         return profiled(profile, order, buckets, build.drafter)
@@ -120,7 +120,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
     """The latency model of a user's profile, without drafts if none were measured. Raises UserError
-    if the profile cannot be read, or is of another model, arithmetic, or number or kind of devices.
+    if the profile cannot be read, or is of another model, dtype, or number or kind of devices.
     """
     profile = read_profile(path)
     _check(path, profile.subject, order)

@@ -14,7 +14,7 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.simulate.machine import Machine
 
-WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
+WHILE_DECODING = ("decode", "prefill")  # programs that run while weights and KV cache are there
 
 
 def running_counts(sequences: int) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class LayoutMemory:
     weights: int
     optimizer: int  # float32 parameters and the optimizer's state, while a rollout runs
     kv_cache: int
-    programs: int  # most bytes that one program takes beside these
+    programs: int  # most bytes that one program takes besides these
     whole: int  # sequences of full length that find pages at once
     refusal: str = ""  # why the layout is not used; empty if it is
     # Bytes for drafts: of the drafter and, if nothing was compiled, temporaries of a step.

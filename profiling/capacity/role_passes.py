@@ -35,7 +35,7 @@ from pat_jax.training.update_memory import fetched_bytes
 
 @dataclass(frozen=True)
 class RolePasses:
-    """The passes of one role."""
+    """Predicts the passes of one role, whose parameters are `held`."""
 
     built: TargetBuild
     role: Role

@@ -38,7 +38,7 @@ def steps(times: StepTimes) -> Iterator[Table]:
 
 
 def gains(report: PlanReport) -> Table:
-    """A table of the systems. Moves are switches, and moves between replicas of one layout."""
+    """A table of adaptive and static systems. Moves are switches, and moves between replicas."""
     found = report.comparison
     saved = {ADAPTIVE: "", DRAFTING: ""} | {x.name: percent(found.gain(x)) for x in found.static}
     header = ["system", "seconds", "prefill", "moves", "preempted", "saved by adapting"]

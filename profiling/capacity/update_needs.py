@@ -39,7 +39,7 @@ def most_needed(
     target: Split,
 ) -> UpdateMemory:
     """Returns the memory of the largest program of all trained roles, with a transfer to `target`,
-    and what would help if it is too much."""
+    and what would help if it does not fit."""
     found = []
     for trainer in built.whole.trained:
         role = "" if trainer.name == POLICY else CRITIC

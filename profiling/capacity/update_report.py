@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.update_times import Seconds
 
-# No update of an accelerator was measured beside its prediction; what is published of other trainers is in
-# docs/costs.md.
+# No update on an accelerator was compared with its prediction; docs/costs.md has published numbers
+# of other trainers.
 RELIANCE = "No update of this engine has been measured on such a machine: not verified."
 
 
@@ -23,7 +23,7 @@ class UpdateMemory:
     gradients: int  # accumulated over micro-batches
     reference: int  # the frozen policy of the KL penalty, if it waits on the device
     base: int  # the policy under adapters
-    temporaries: int  # that the program takes beside these
+    temporaries: int  # that the program takes besides these
     is_least: bool  # nothing was compiled: temporaries are a lower bound
     limit: int  # memory of a device
     # Why the update does not fit and what would help, in a sentence; empty if it fits.

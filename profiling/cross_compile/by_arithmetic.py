@@ -27,7 +27,7 @@ def by_arithmetic(order: Order) -> TargetBuild:
 
 
 def needs_of(order: Order) -> MemoryModel:
-    """The memory of each layout, as if it were the only one.
+    """The memory of each layout if no other is used, see `memory_alone`.
 
     Bytes are affine in the layers. So they are extrapolated from two shallow models, because a deep
     one takes long to trace. If only some layers have experts, or other roles have models of their

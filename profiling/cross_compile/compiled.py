@@ -39,7 +39,7 @@ class CompiledProgram:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that a run needs beside its arguments."""
+        """Bytes that an execution needs besides its arguments."""
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property

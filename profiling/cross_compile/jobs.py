@@ -29,7 +29,7 @@ PASSES = ("predict", "grad")
 class CompileJob:
     """One record to make: of a program, or of the parts of a reshard."""
 
-    record: CompiledProgram  # names the program; numbers follow from compiling
+    record: CompiledProgram  # names the program, without numbers so far
     parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 

@@ -145,7 +145,7 @@ class TargetBuild:
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def roles(self, model: ModelConfig) -> Roles:
-        """The models of a run of `model`, in the layout with the least TP as in every run."""
+        """The models of a run whose policy is `model`, each in the layout with the least TP."""
         others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
         return roles_of(self.order.run, others, self.devices, self.layouts, self.drafter, model)
 
@@ -184,7 +184,7 @@ class TargetBuild:
 
     @cached_property
     def whole_sequences(self) -> float:
-        """How many of the longest sequences have room in the KV cache; 0 if no layout or no update
+        """How many of the longest sequences fit into the KV cache; 0 if no layout or no update
         fits."""
         if self.order.run.trains and lacking_state(self.whole, self.limit):
             return 0.0
@@ -200,7 +200,7 @@ class TargetBuild:
 
     @cached_property
     def alone(self) -> MemoryModel:
-        """Memory of the whole model in each layout, with the pages that a layout needs at least."""
+        """Memory of the whole model in each layout if no other is used, see `memory_alone`."""
         return memory_alone(
             self.policy,
             self.layouts,

@@ -39,7 +39,7 @@ def roles_of(
     """Returns the models of a run whose policy is `model`, with `others` by the names of their
     roles, each in its layout with the least TP.
 
-    Reward models, too, read the policy's micro-batches here.
+    Reward models are assumed to read the policy's micro-batches.
     """
     first, policy = next(iter(layouts.values())), Policy.from_config(model)
     models: list[RoleModel] = []

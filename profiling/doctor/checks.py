@@ -124,7 +124,7 @@ def switch_found(devices: Sequence[Device]) -> Finding:
 
 
 def _engine(devices: Sequence[Device]) -> tuple[RolloutEngine, Params]:
-    """An engine in the layouts with the least and the most TP, and weights that all matter."""
+    """An engine in the layouts with the least and the most TP, and random weights."""
     model, mesh = preset(MODEL), factored_mesh(devices)
     chain, _ = layout_chain(mesh, model)
     ends = list(dict.fromkeys((next(iter(chain)), list(chain)[-1])))

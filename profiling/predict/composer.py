@@ -138,8 +138,8 @@ class Composer(LayerTimes):
         drawn: int,
         layers: int | None = None,
     ) -> float:
-        """Seconds of `each` tokens per row through the first `layers`, by default all, and of
-        `drawn` of them through the head."""
+        """Seconds of a pass: `each` tokens of each row go through the first `layers` (by default
+        all), and `drawn` of them through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer

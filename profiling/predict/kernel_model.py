@@ -38,9 +38,9 @@ def _shares(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelledKernels:
-    """The kernels of a target's devices, from coefficients.
+    """Predicts kernel times on a target's devices, from coefficients.
 
-    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program.
+    Methods return milliseconds of one layer on one device, in a CUDA graph or a TPU program.
     """
 
     target: Target
@@ -54,7 +54,7 @@ class ModelledKernels:
 
     @property
     def source(self) -> Source:
-        """Where the times are from; it is named beside every figure that depends on them."""
+        """Where the times are from; every figure that depends on them names it."""
         return "chip data" if RELATIVE in shipped(FILE)["chips"][self.chip.name] else "coefficients"
 
     @cached_property

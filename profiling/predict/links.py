@@ -153,7 +153,7 @@ class TorusLinks:
         return max(1, axes) * self._one_link
 
     def block(self, devices: int) -> tuple[int, ...]:
-        """The shape of a group on the torus: as near to a cube as the slice allows."""
+        """The shape of `devices` on the torus: as near to a cube as the slice allows."""
         extents = [1] * len(self.topology)
         for factor in prime_factors(devices):
             fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]

@@ -34,7 +34,7 @@ FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
 # Times that the backward pass moves the bytes which the forward pass moves outside of products.
 BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
-# Times that a logit is read or written beside its product; the backward pass recomputes it.
+# Times that a logit is read or written outside of its product; the backward pass recomputes it.
 LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
 # Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to
 # round it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and
@@ -43,8 +43,8 @@ HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
 # Times that a token's row is sent for each of its experts: to it and back; in the backward pass the
 # row and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
 SENT, SENT_BACKWARD = 2, 3
-# The `remat` for which the backward pass recomputes attention; products with weights; and the rest,
-# for which weights are gathered again.
+# Values of `remat` with which the backward pass recomputes attention; products with weights; or
+# anything, so that weights are gathered again.
 KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
 KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
@@ -94,8 +94,8 @@ class UpdateWork:
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
     adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
     itemsize: int = BYTES  # bytes of one number in the forward pass
-    # Tokens of a device whose logits exist at a time, if the head is moved for each such chunk, as
-    # by programs of GPUs; 0: it is not.
+    # Tokens of a device whose logits exist at a time, if each such chunk reads the head's weights,
+    # as in programs of GPUs; 0: it does not.
     logit_tokens: int = 0
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0

@@ -95,15 +95,15 @@ class Series:
     growth: float = 0.0  # of the logarithm of lengths from one rollout to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
-        """The workload of rollout `number`; -1 is the one before, which the planner has seen."""
+        """The workload of rollout `number`; -1 is the one before, known to the planner."""
         return lengths.draw(self.draw.later(number, self.growth))
 
 
 def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Comparison:
     """Replays every rollout of a series.
 
-    The planner knows the machine's latency model and has seen one rollout, the one before the
-    first; it learns from each that ends. If drafts have programs, another planner uses them. It
+    The planner knows the machine's latency model, and has learned the lengths of one earlier
+    rollout; it learns from each that ends. If drafts have programs, another planner uses them. It
     begins with `Acceptance.unseen`, whatever the machine's acceptance is.
     """
     planner = _first_planner(machine, lengths, series)
@@ -133,13 +133,13 @@ def adaptive_s(machine: Machine, lengths: ResponseLengths, series: Series) -> fl
 
 
 def _first_planner(machine: Machine, lengths: ResponseLengths, series: Series) -> CostModelPlanner:
-    """Returns a planner without drafts that has seen the rollout before the first."""
+    """Returns a planner without drafts that has learned from the rollout before the first."""
     learned = _with(LengthModel.empty(series.draw.cap), series.workload(lengths, -1))
     return CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
 
 
 def _with_drafts(planner: CostModelPlanner, machine: Machine) -> CostModelPlanner:
-    """A planner that uses the machine's drafts, and has seen none of them."""
+    """A planner that uses the machine's drafts, and knows no acceptance yet."""
     believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
     return replace(planner, acceptance=believed, drafts=machine.drafts.limits)
 

@@ -59,8 +59,8 @@ class DraftSource:
 
     @classmethod
     def built_in(cls, drafts: Drafts, samples: int) -> "DraftSource":
-        """The source of copied drafts: own text, and siblings if a draft's source holds other texts
-        and prompts have several samples."""
+        """The source of copied drafts: siblings too, if `drafts` copies from other texts and
+        prompts have several samples."""
         if drafts.texts and samples > 1:
             return cls(SIBLINGS, Acceptance.unseen())
         return cls(OWN, _own_text())

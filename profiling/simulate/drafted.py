@@ -5,9 +5,10 @@ draft tokens in a step is shared by the running rows of a replica. As on the dev
 tokens that the planner predicts to be right (`accept_prob` of the burst). How many are right
 follows the machine's acceptance, or each sequence's own if the workload has them. In that case the
 machine's acceptance also decides which tokens get room: the planner's predictions change with each
-burst, too often to compute steps anew for every acceptance. The number
-of running rows is updated once in `check_every` steps. Sequences that begin after siblings have
-finished have more right drafts at first: see `WORTH`.
+burst, too often to compute steps anew for every acceptance.
+
+The number of running rows is updated once in `check_every` steps. Sequences that begin after
+siblings have finished have more right drafts at first: see `WORTH`.
 
 A draft of a model has the burst's number of draft tokens in every row, and is a run of its own.
 
@@ -57,7 +58,7 @@ class DraftedRows:
         self._are_alike = accepts is None
         place = {one: i for i, one in enumerate(self._kinds)}
         self._kinds_of = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
-        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
+        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, by sequence
         # The tokens of steps for each acceptance, by the last predictions: bursts with equal
         # predictions share them.
         self._believed: np.ndarray | None = None
@@ -132,7 +133,7 @@ class DraftedRows:
         return new, took
 
     def _counted(self, generated: np.ndarray) -> DraftResult:
-        """The counts of the burst, in which each row generated so many tokens."""
+        """The counts of a burst in which rows generated `generated` tokens, int[running]."""
         of_kind = np.bincount(self._kind, generated, len(self._verified))
         parts = zip(self._steps_of, of_kind, self._verified, strict=True)
         each = [steps.counted(tokens, verified) for steps, tokens, verified in parts]

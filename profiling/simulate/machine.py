@@ -48,10 +48,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine on which a rollout is replayed: its true costs, and the shapes compiled for
-    it."""
+    """The machine on which a rollout is replayed: its true costs, and the
+    compiled shapes."""
 
-    truth: LatencyModel
+    truth: LatencyModel  # its true costs
     splits: tuple[Split, ...]
     buckets: Buckets
     burst_steps: int = 64

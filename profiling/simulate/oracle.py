@@ -99,7 +99,8 @@ def _follow(
 
 
 class _World:
-    """The costs of one rollout at each moment: a test of the stop condition, in decode steps."""
+    """The costs of one rollout at each moment: decode steps at which the stop condition is
+    tested."""
 
     def __init__(self, workload: Workload, machine: Machine):
         self.workload, self.machine, self.truth = workload, machine, machine.truth

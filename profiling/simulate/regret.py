@@ -19,7 +19,7 @@ from pat_jax.profiling.simulate.simulator import replay
 
 @dataclass(frozen=True)
 class Regret:
-    """The seconds of a rollout's path, and the oracle's path.
+    """The seconds of a rollout's path of layouts, and the oracle's path.
 
     Both are priced by a machine's latency model, not by the clock: noise is not a wrong decision.
     """

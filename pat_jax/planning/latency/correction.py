@@ -1,4 +1,4 @@
-"""How far a profile's step times are off from those that a run measures.
+"""Estimates how far a profile's step times are from those that a run measures.
 
 Knows measured and profiled seconds of bursts. Knows neither what a step does nor the planner.
 """
@@ -12,22 +12,22 @@ import numpy as np
 
 from pat_jax.planning.types import Split
 
-FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before it was seen
-SHARED_SPREAD_S = 50e-6  # of the shared term before it was seen: a host's work is microseconds
+FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before its first burst
+SHARED_SPREAD_S = 50e-6  # of the shared term at first: a host's work is microseconds
 NOISE = 0.1  # standard deviation of a burst's seconds, as a share of them
-DRIFT = 0.02  # of a layout's factor, from one of its bursts to the next
+DRIFT = 0.02  # standard deviation of the change of a layout's factor between its bursts
 ODD = 1.5  # standard deviations; a burst further from what was expected counts as this far
 MOST = 2.0  # times; a machine further than this from its profile needs a new one
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """measured = factor[split] · profiled + per_sequence_s · running
+    """measured = factor[split] · profiled + per_sequence_s · running, in seconds of a step.
 
     The seconds that every layout takes for each running sequence (above all the host's work) are a
     term of their own. As part of a factor they would outlive the sequences: a layout that ran with
-    many of them would look slow when few are left. A term for each step could not be told from the
-    factors: when few sequences are left, most of a step is fixed as well.
+    many of them would look slow when few are left. A constant term could not be distinguished from
+    the factors: when few sequences are left, most of a step is constant as well.
 
     A Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to profiled time estimates
     both. At first the term takes nearly all of a surprise, which favours no layout. As sequences
@@ -35,8 +35,8 @@ class Correction:
     clipped (Masreliez and Martin 1977); the third in a row to the same side is believed.
     """
 
-    splits: tuple[Split, ...] = ()  # those seen
-    mean: np.ndarray = field(default_factory=lambda: np.zeros(1))  # the term, then the factors
+    splits: tuple[Split, ...] = ()  # layouts of the bursts so far
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(1))  # shared term, then factors
     covariance: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     odd: int = 0  # bursts in a row that were further off than `ODD`; negative: faster ones
 
@@ -47,7 +47,7 @@ class Correction:
 
     @cached_property
     def factors(self) -> dict[Split, float]:
-        """The factor of each layout seen."""
+        """The factor of each layout that has run a burst."""
         return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
 
     def factor(self, split: Split) -> float:
@@ -73,7 +73,7 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst whose steps took `seconds`, not `profiled_s`."""
+        """The correction after a burst of steps of `seconds` each, by the profile `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

@@ -19,7 +19,7 @@ from pat_jax.planning.types import TEXTS, BurstResult, Reads, Split
 
 ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one
 TABLES = ("decode_table", "reshard_table", "migrate_table", "prefill_table", "verify_table")
-SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # the work of one entry of a table
+SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # sizes that entries refer to
 READS = "reads"  # what the measured steps read of the KV cache
 DRAFTS_FROM = "drafts_from"  # the source of the drafts that the measured steps verify
 
@@ -57,7 +57,7 @@ class LatencyModel:
 
     @cached_property
     def prefill(self) -> dict[Split, Surface]:
-        """The time of a prefill call of each layout, by blocks of the call and length."""
+        """The profiled time of a prefill call of each layout, by its pages and context length."""
         points = defaultdict(dict)
         for (split, length), seconds in self.prefill_table.items():
             points[split][self.prefill_blocks, length] = seconds
@@ -133,8 +133,8 @@ class LatencyModel:
         return surface.reading(bucket, length, held) - spared
 
     def spared(self, rows: Numbers, running: Numbers) -> Numbers:
-        """Seconds that experts spare in a step with `rows` in all replicas together if no more than
-        `running` of them have sequences."""
+        """Seconds that a step with `rows` in all replicas together saves in experts, if only
+        `running` of these rows have sequences."""
         routed = np.minimum(running, rows)
         return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
 
@@ -198,14 +198,14 @@ class LatencyModel:
         )
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """Seconds of a call of `prefill_blocks` blocks a replica, in contexts up to `length`."""
+        """Seconds of a call with `prefill_blocks` pages per replica, in contexts up to `length`."""
         surface = self.prefill[split]
         return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
     def _on_drafts(
         self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
     ) -> dict[tuple[Split, int, int, int], float]:
-        """`verify_table` for these buckets, up to the rows measured with each number of tokens."""
+        """`verify_table` for these buckets; rows beyond the measured ones are left out."""
         return {
             (split, n, length, num_draft_tokens): surface(n, length)
             for num_draft_tokens in self.num_draft_tokens

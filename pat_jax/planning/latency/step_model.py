@@ -1,7 +1,7 @@
 """Interpolates the seconds of a call between measured points, and extrapolates past the last one.
 
 Between points the seconds are linear in rows and in length, as they are in the physics below; the
-regime (which kernel, whose cache) is that of the neighbouring points. Past the last point they grow
+same kernels are assumed as at the neighbouring points. Past the last point they grow
 like the physics that fits all points best.
 """
 
@@ -24,7 +24,7 @@ class Physics:
 
     fixed: launches, the weights read once, the latency of every layer's collectives.
     per_row: matrix products, sampling, the bytes of the collectives.
-    per_token: the KV cache of each live token.
+    per_token: reading the KV cache of each token.
     """
 
     fixed: float

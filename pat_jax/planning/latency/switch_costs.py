@@ -28,8 +28,8 @@ class SeenSwitch:
     carry: Carry
     reshard_s: float  # of its weights, by the profile
     kv_s: float  # of its KV cache, by the profile
-    actual_s: float
-    age: int = 0  # rollouts since
+    actual_s: float  # measured
+    age: int = 0  # rollouts since the switch
 
     @classmethod
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
@@ -51,8 +51,8 @@ class SwitchCosts:
     All switches share `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a
     busy machine). `pair` belongs to one source and target, `way` to migrating or to recomputing.
     All have normal priors around 0: Bayesian linear regression in its dual form (Rasmussen &
-    Williams 2006, eq. 2.12). The shared parts take nine tenths of the first switch's error; a
-    switch of another size tells the parts apart.
+    Williams 2006, eq. 2.12). Nine tenths of the first switch's error go to the shared parts; a
+    switch of another size separates the parts.
     """
 
     seen: tuple[SeenSwitch, ...] = ()
@@ -118,7 +118,7 @@ class SwitchCosts:
 
     @cached_property
     def _weights(self) -> np.ndarray:
-        """The weight of each seen switch, float[seen]: inverse covariance times the excess."""
+        """The weight of each past switch, float[seen]: inverse covariance times excess seconds."""
         seen, profile_s = self.seen, self._profile_s
         reshard_s, kv_s = np.array([(one.reshard_s, one.kv_s) for one in seen]).T
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]

@@ -10,7 +10,7 @@ import numpy as np
 
 BINS_PER_EFOLD = 128  # a bin is 0.8 % of a length; up to 128 tokens every length has its own
 FIRST_TOKEN = 89  # the bin of one token: those before it reach down to half a token, "none yet"
-PRIOR_TAIL = 2.0  # α before any long response was seen
+PRIOR_TAIL = 2.0  # α before any long response ended
 PRIOR_TAIL_EVENTS = 2.0  # ends in the tail that the prior α is worth
 TAIL = 0.1  # the tail: what lies beyond the length that this share of responses exceeds
 
@@ -21,7 +21,7 @@ class Baseline:
 
     A response that was cut counts as still running at its length (censored), not as ended.
 
-    The prior is `prior_weight` responses at every length that end with a hazard of α / max(t, τ) a
+    The prior is `prior_weight` responses at every length that end with hazard α / max(t, τ) per
     token: constant up to τ, that of a power law beyond. It decides where nothing was observed.
     τ is `cap` at first and moves to the length that a tenth of the responses exceed. α is Hill's
     estimate from that tenth (Hill 1975), with its censored responses and a gamma prior.
@@ -101,7 +101,7 @@ class Baseline:
         """log τ, the log length at which the tail begins."""
         prior, ended = np.log(self.cap), float(self.ended.sum())
         first = np.searchsorted(-self.empirical, -TAIL - 1e-12)
-        if first == len(self.empirical):  # so many were never seen to end
+        if first == len(self.empirical):  # fewer than that ended
             return float(prior)
         seen = self._centres[first]
         return float((self.prior_weight * prior + ended * seen) / (self.prior_weight + ended))

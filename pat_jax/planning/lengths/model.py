@@ -1,4 +1,4 @@
-"""Predicts how long running responses go on, from all responses observed so far.
+"""Predicts how many more tokens running responses will have, from all responses so far.
 
 Two parts: the `Baseline` distribution of lengths (Kaplan-Meier, with a prior, `baseline.py`), and
 the `PromptMeans`, by which waiting requests are put in order. Plans nothing; knows no device.
@@ -16,13 +16,13 @@ from pat_jax.planning.lengths.baseline import Baseline
 VERSION = 3  # of the JSON
 SMALLEST = 1e-300  # smaller probabilities of survival count as this
 MEAN_POINTS = 257  # lengths at which a curve is sampled for its mean
-MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptMeans.updated`)
+MAX_PROMPTS = 16_384  # most prompts remembered: the first ones (see `PromptMeans.updated`)
 GROWTH = 1.125  # a stream has news when this many times as many responses have ended
 
 
 @dataclass(frozen=True)
 class PromptMeans:
-    """The running mean of the response length of each prompt seen."""
+    """The running mean of the response length of each prompt so far."""
 
     prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # ids, ascending
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
@@ -63,7 +63,7 @@ class PromptMeans:
 
 @dataclass(frozen=True)
 class LengthModel:
-    """An immutable estimate: each rollout makes an `updated` one, each plan asks for `survival`."""
+    """An immutable estimate: each rollout makes an `updated` one, plans ask for `survival`."""
 
     baseline: Baseline
     prompts: PromptMeans = field(default_factory=PromptMeans)
@@ -203,7 +203,7 @@ class StreamedLengths:
 
 
 def mean_moments(most: int) -> np.ndarray:
-    """The moments at which `mean_tokens` needs a survival curve of at most `most` tokens."""
+    """The lengths at which `mean_tokens` needs the survival curve of at most `most` tokens."""
     return np.unique(((most - 1) * np.linspace(0, 1, MEAN_POINTS) ** 2).astype(int))
 
 

@@ -2,8 +2,8 @@
 
 A switch is allowed if the rollout, were it to end right after it, would be at most `SHARE` of its
 predicted time behind the best static layout. Beyond that, a switch needs a predicted saving of one
-and a half times its cost, against the same path without it. Layouts not seen yet then get no
-benefit of the doubt.
+and a half times its cost, over the same path without it. Layouts that have not run yet
+then get no benefit of the doubt.
 """
 
 from dataclasses import dataclass, field
@@ -66,5 +66,5 @@ class RegretBudget:
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
     def must_save(self, cost_s: float) -> float:
-        """Seconds that a switch past the budget must be predicted to save, beside its cost."""
+        """Seconds that a switch past the budget must be predicted to save beyond its cost."""
         return MULTIPLE * cost_s

@@ -149,7 +149,8 @@ class CostTables:
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
     def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
-        """Whether a move keeps the fullest replica's row bucket; arguments: int[running]."""
+        """Whether a move keeps the fullest replica's row bucket. `before`, `after`: the replica of
+        each sequence, int[running]."""
         fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
         return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
 

@@ -19,7 +19,7 @@ WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
 
 @dataclass(frozen=True)
 class SequenceClasses:
-    """The sequences of a load, grouped by how long they are likely to go on."""
+    """The sequences of a load, grouped by the tokens that they are likely to have still to come."""
 
     generated: np.ndarray  # int[classes], tokens sampled so far
     remaining_tokens: np.ndarray  # int[classes], tokens that may still be sampled
@@ -65,7 +65,7 @@ class Forecast:
     mean_context: np.ndarray
     # float[outcomes, splits, moments], running sequences of the fullest replica
     fullest: np.ndarray
-    is_pressed: np.ndarray  # bool[moments], sequences wait for pages that others give back
+    is_pressed: np.ndarray  # bool[moments], whether sequences wait for pages
     prompts: float = 1.0  # prompts per running sequence: samples of one share its prefill
 
     @classmethod
@@ -147,7 +147,7 @@ class _Prospects:
 
     @cached_property
     def variance(self) -> np.ndarray:
-        """Of whether one member runs, float[classes, moments]. Rounding may make P exceed 1."""
+        """p (1 - p) with p = `survive`, float[classes, moments]; a rounded p may exceed 1."""
         return np.maximum(self.survive * (1 - self.survive), 0.0)
 
     @property
@@ -158,7 +158,7 @@ class _Prospects:
     def mean_context(self) -> np.ndarray:
         """Present mean context of the sequences that will run at each moment, float[moments]."""
         weight = self.total[:, None] * self.survive
-        # Once all known sequences will have ended, a request that runs is taken to be like any of
+        # Once all known sequences will have ended, a request that runs is assumed to be like any of
         # them.
         weight = np.where(weight.sum(axis=0) > 0, weight, self.total[:, None])
         return self.mean @ weight / weight.sum(axis=0)
@@ -180,7 +180,7 @@ class _Prospects:
         return np.where(self.is_queued, queued, expected)
 
     def evened(self, dp: int) -> np.ndarray:
-        """As `fullest`, if sequences are spread over the replicas as evenly as they divide."""
+        """As `fullest`, if sequences are spread over the replicas as evenly as possible."""
         total, spread = self.total, np.sqrt(self.total @ self.variance)
         expected = (total @ self.survive + (dp - 1) / 2 + OUTCOMES[:, None] * spread) / dp
         return np.minimum(expected, np.ceil(total.sum() / dp))

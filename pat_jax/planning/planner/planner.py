@@ -121,7 +121,7 @@ class CostModelPlanner(Planner):
         return self._evened(load, plan, options) if plan.split == current else plan
 
     def _drafted(self, plan: Plan, costs: Costs) -> Plan:
-        """`plan`, with drafts if they pay."""
+        """`plan`, with drafts if they pay or a trial is due."""
         there = self.splits.index(plan.split)
         num_draft_tokens = costs.drafting.num_draft_tokens(there, self._undrafted_s)
         if not num_draft_tokens or self.acceptance is None:
@@ -250,7 +250,7 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Whether a switch is within the budget, or saves `must_save` by sober factors."""
+        """Whether a switch is within the budget, or saves `must_save` by `sober_factors`."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)

@@ -96,7 +96,7 @@ class Costs:
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected seconds to the end from each split, and the best split, int[moments, from]."""
+        """Expected seconds to the end from each split, and the next split, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, then on the best path.
         options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))

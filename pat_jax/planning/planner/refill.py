@@ -1,8 +1,8 @@
 """Adds waiting sequences to a forecast: they fill rows that become free.
 
 The sequences that get rows at one moment are one class of the forecast. A long queue counts only up
-to the length that fills all rows `MOST_TURNS` times. The rest is far off, and with it the moments
-would be too far apart to predict the end.
+to the length that fills all rows `MOST_TURNS` times. The rest is far off. If it counted, the
+moments would be too far apart to predict the end.
 """
 
 from dataclasses import dataclass

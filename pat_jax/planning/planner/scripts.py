@@ -16,7 +16,7 @@ class FixedLayout(Planner):
 
     split: Split
     reason: str = "pinned"
-    num_draft_tokens: int = 0  # of drafts, see Plan
+    num_draft_tokens: int = 0  # per row and step, see Plan
     accept_prob: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
@@ -48,7 +48,7 @@ class ScriptedPath(Planner):
 
     first: Split
     steps: tuple[Step, ...]
-    num_draft_tokens: int = 0  # of drafts, see Plan
+    num_draft_tokens: int = 0  # per row and step, see Plan
     accept_prob: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
