@@ -42,7 +42,8 @@ PRIOR_BRANCHES = (
     (0.47, 0.67, 0.75, 0.78, 0.74, 0.84, 0.85, 0.86),
     (0.67, 0.80, 0.82, 0.85, 0.87, 0.92, 0.93, 0.96),
 )
-PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of runs with trees of 8 and 8
+# The share of runs by the kind of match, none first, with drafts and branches of 8 tokens.
+PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)
 # The share of each kind of branch, none first, by the kind of the run beside it.
 PRIOR_BRANCH_COUNTS = (
     (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),

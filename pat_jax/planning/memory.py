@@ -71,7 +71,8 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether each layout fits into memory, bool[split]. If none does, the smallest does."""
+        """Whether each layout fits into memory, bool[split]. If none does, the smallest
+        one is True."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 

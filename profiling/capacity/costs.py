@@ -1,4 +1,4 @@
-"""Finds the seconds of steps and switches for a plan: from a profile, or by kernel times."""
+"""Finds the seconds of steps and switches for a plan: from a profile or kernel times."""
 
 import json
 from collections.abc import Iterator

@@ -48,8 +48,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine on which a rollout is replayed: its true costs, and the
-    compiled shapes."""
+    """The machine on which a rollout is replayed: its true costs and compiled shapes."""
 
     truth: LatencyModel  # its true costs
     splits: tuple[Split, ...]

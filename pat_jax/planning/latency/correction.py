@@ -73,7 +73,7 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst of steps of `seconds` each, by the profile `profiled_s`."""
+        """The correction after a burst: its steps took `seconds` each, profiled as `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

@@ -1,7 +1,7 @@
 """Interpolates the seconds of a call between measured points, and extrapolates past the last one.
 
 Between points the seconds are linear in rows and in length, as they are in the physics below; the
-same kernels are assumed as at the neighbouring points. Past the last point they grow
+same kernels are assumed as at the neighbouring points. Past the last point the seconds grow
 like the physics that fits all points best.
 """
 

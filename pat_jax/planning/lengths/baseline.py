@@ -101,7 +101,7 @@ class Baseline:
         """log τ, the log length at which the tail begins."""
         prior, ended = np.log(self.cap), float(self.ended.sum())
         first = np.searchsorted(-self.empirical, -TAIL - 1e-12)
-        if first == len(self.empirical):  # fewer than that ended
+        if first == len(self.empirical):  # more than `TAIL` have not ended
             return float(prior)
         seen = self._centres[first]
         return float((self.prior_weight * prior + ended * seen) / (self.prior_weight + ended))

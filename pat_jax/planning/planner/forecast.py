@@ -19,7 +19,7 @@ WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
 
 @dataclass(frozen=True)
 class SequenceClasses:
-    """The sequences of a load, grouped by the tokens that they are likely to have still to come."""
+    """The sequences of a load in classes, by the tokens that each is likely to have left."""
 
     generated: np.ndarray  # int[classes], tokens sampled so far
     remaining_tokens: np.ndarray  # int[classes], tokens that may still be sampled
