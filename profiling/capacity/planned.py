@@ -30,9 +30,8 @@ PROBABILITIES = (0.5, 0.9, 0.99)  # of the quantiles of response lengths
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
-    """Answers a question with a plan's report. `compilation` has the compiled programs of the
-    target, if any were. Raises UserError if no layout can be used, or if the profile is of
-    something else."""
+    """Answers a question with a plan's report. `compilation` has the target's compiled programs;
+    None if nothing was compiled. Raises UserError if no layout can be used."""
     build = question.build
     refused = refused_layouts(question, compilation)
     machine = machine_of(question, _used_layouts(question, refused))
