@@ -8,7 +8,7 @@ from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import COUNT, Rule, not_negative
 
 UP_TO_ONE: Rule = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
-# Options that only a critic gives an effect.
+# Options that have an effect only with a critic.
 OF_CRITICS = ("gamma", "lam", "value_clip", "whiten_rewards")
 
 
@@ -21,27 +21,27 @@ class AdvantageOptions(Options):
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
         "sum_then_normalize"
     )
-    """What becomes of several rewards: their weighted sum is compared within a group, or each is
-    compared and scaled by itself, and the weighted sum of that is scaled over the iteration
-    (GDPO)."""
+    """How several rewards become an advantage. sum_then_normalize compares their weighted sum
+    within a group. normalize_then_sum compares and scales each reward by itself, and scales the
+    weighted sum of the results over the iteration (GDPO)."""
     gamma: float = option(1.0, UP_TO_ONE)
     """Discount per token of later rewards, with a critic."""
     lam: float = option(0.95, UP_TO_ONE)
     """Lambda of generalized advantage estimation, with a critic: 0 trusts the critic's value of the
     next token, 1 only the rewards up to the end of the response."""
     value_clip: float = option(0.2, not_negative(10**6))
-    """How far a value may move from the one before the update until the critic's loss no longer
-    pulls it on, in units of the reward; 0: no clip."""
+    """How far an update may move a value, in units of the reward, before the critic's loss no
+    longer pulls it on; 0: no clip."""
     whiten_rewards: bool = False
     """Divide the rewards of tokens, KL included, by their standard deviation over the iteration,
     with a critic (TRL)."""
     kl_target: float = option(0.0, not_negative(1000))
-    """KL to the reference in nats, mean over tokens, towards which beta is steered from iteration to
-    iteration (Ziegler 2019), with kl_in reward; 0: beta is fixed."""
+    """Target of the KL to the reference, in nats, mean over tokens: each iteration adapts beta to
+    reach it (Ziegler 2019), with kl_in reward; 0: beta is fixed."""
     kl_horizon: int = option(10_000, COUNT)
-    """Responses over which beta changes by at most about a fifth; the more, the slower."""
+    """Responses over which beta changes by at most about a fifth; larger values adapt it slower."""
     reward_clip: float = option(0.0, not_negative(10**6))
-    """Limit of rewards to both sides of 0, after normalize_reward; 0: none."""
+    """Rewards are clipped to ± this limit, after normalize_reward; 0: no limit."""
     normalize_reward: bool = False
     """Subtract the mean of all rewards of the run so far, and divide by their standard deviation."""
     missing_eos_penalty: float = option(0.0, not_negative(10**6))
@@ -49,7 +49,7 @@ class AdvantageOptions(Options):
 
 
 def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
-    """Yields options that others exclude, whether they are valid, and what is expected.
+    """Yields options that others restrict: the name, whether the value is valid, what is expected.
 
     Args:
       algorithm: the whole `AlgorithmConfig`, whose file imports this one.
@@ -78,7 +78,7 @@ def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
 
 
 def _rules_by_function(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
-    """The same where each reward function's scores are compared by themselves."""
+    """As `reward_rules`, where each reward function's scores are compared separately."""
     alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
     unsummed = f"{alone}, which has no sum of rewards"
     yield "baseline", algorithm.baseline == "group", f"group {alone}"

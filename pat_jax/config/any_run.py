@@ -26,7 +26,7 @@ class CheckpointConfig(Options):
     every: int = option(50, count(1, 10**9))
     """Iterations between two checkpoints; the last iteration is always saved."""
     max_to_keep: int = option(2, count(1, 10**9))
-    """Checkpoints kept."""
+    """Number of checkpoints that are kept, the newest."""
     export_dir: str = ""
     """Write the final policy here as a Hugging Face directory in --compute_dtype, or its adapters
     (--lora.export); empty writes none."""
@@ -37,7 +37,7 @@ class AnyRun(UpdateOptions, OnDevices):
     """A run with a folder, which trains a model and can be resumed."""
 
     TRAINED: ClassVar[str] = "policy"  # what is trained, for the user
-    LEARNING_RATE: ClassVar[float]  # where none is given, of a run that trains all of the policy
+    LEARNING_RATE: ClassVar[float]  # the default of a run that trains all of the policy
 
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
@@ -85,13 +85,13 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def default_learning_rate(self) -> float:
-        """The learning rate where none is given, of a run that trains all of the policy."""
+        """The default learning rate of a run that trains all parameters of the policy."""
         return self.LEARNING_RATE
 
     @property
     def optimizer_in_use(self) -> OptimizerConfig:
-        """The optimizer's options with a learning rate. Its default for adapters is ten times as
-        large (https://thinkingmachines.ai/blog/lora/)."""
+        """The optimizer's options, with the default learning rate if none is given. The default for
+        adapters is ten times as large (https://thinkingmachines.ai/blog/lora/)."""
         if self.optimizer.learning_rate is not None:
             return self.optimizer
         rate = self.default_learning_rate
@@ -120,7 +120,7 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def compute(self) -> Compute:
-        """How trained models are computed. Only once `auto` is settled has it a dtype."""
+        """How trained models are computed. Its dtype is a real one only once `auto` is settled."""
         return Compute(self.compute_dtype, self.remat, self.scan_layers, self.experts)
 
     @property

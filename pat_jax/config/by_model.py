@@ -1,8 +1,8 @@
 """Sets the options that are `auto` until the model and the devices are known.
 
-For a checkpoint (a directory, or a model of the Hugging Face Hub), lengths are those of real
-questions and answers, with bfloat16 on accelerators. For a built-in shape, they are those of the
-small demonstration. Options that the user sets win. Does not know how a model is found.
+For a checkpoint (a directory, or a model of the Hugging Face Hub), default lengths suit real
+questions and answers, and accelerators compute in bfloat16. For a built-in shape, the lengths suit
+the small demonstration. Options that the user sets win. Does not know how a model is found.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
 DEMO = "demo"  # the preset of a run that names no data
-DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that begin with its warm start
+DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that use this preset
 
 Config = TypeVar("Config")
 
@@ -44,8 +44,7 @@ def parse(
         ...] or nested dataclass fields, each with a default, or of these or None.
       prog: how the command is called, for the usage in --help.
       presets: the folder of the YAML files that --preset can name; None offers none.
-      only: the options to read, while others may not be valid without a file that is still to be
-        found; None reads all.
+      only: the only options to read; others may need a file that is not found yet. None reads all.
     """
     default = config_class()
     own = list(options_of(default))
@@ -136,7 +135,7 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
 def _settings(
     words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
 ) -> dict[str, Setting]:
-    """Returns what was set and where. A later source wins, whatever the order of the words."""
+    """Returns what was set, and where. Later sources win, whatever the order of the words."""
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":

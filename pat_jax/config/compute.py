@@ -1,4 +1,4 @@
-"""Options of an update as plain values, for those who compute it or tell what it takes."""
+"""Options of an update as plain values, for the trainer and for predictions of its memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,9 @@ SCANNED_FROM = 8  # layers
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model is computed in an update, or where it only reads.
+    """How a model is computed, in an update or in forward passes alone.
 
-    The fields but `dtype` are those of `UpdateOptions`; their defaults are right for a model that
-    nothing trains.
+    All fields except `dtype` are those of `UpdateOptions`; their defaults suit a frozen model.
     """
 
     dtype: str  # float32 or bfloat16
@@ -35,13 +34,13 @@ class Compute:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """What the shapes of an update's micro-batches follow from.
+    """The numbers that determine the shapes of an update's micro-batches.
 
     Attributes:
       tokens: most tokens of a micro-batch, on all devices together.
-      prompts: of an optimizer step, each with `num_generations` responses.
+      prompts: number of prompts in an optimizer step, each with `num_generations` responses.
       min_length: the shortest row's length in tokens.
-      demonstrations: of a step of the supervised stage; 0: there is no such stage.
+      demonstrations: most in one step of the supervised stage; 0: there is no such stage.
     """
 
     tokens: int
@@ -59,9 +58,8 @@ class MemoryOptions:
 
     Attributes:
       trains_adapters: whether only adapters are trained, so that the optimizer's state is small.
-      micro_batch: the option that sets a micro-batch's size, with its value; empty if it is the
-        least.
-      learned_from: what could be shorter, in words.
+      micro_batch: the option that sets a micro-batch's size, with its value; empty: it is minimal.
+      learned_from: what the update learns from, which could be shorter, in words.
     """
 
     optimizer: OptimizerState

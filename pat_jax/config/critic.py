@@ -27,8 +27,8 @@ class CriticConfig(Options):
 
     model: str = ""
     """The model that the critic begins as: a Hugging Face directory or a model of the Hub, with a
-    scalar head (a reward model, a critic) or without, which begins with zeros. Empty: the first
-    reward model of --reward, or else the policy."""
+    scalar head (a reward model, a critic), or without one: then the head begins with zeros. Empty:
+    the first reward model of --reward, or else the policy."""
     learning_rate: float | None = option(None, LEARNING_RATE)
     """Peak learning rate. If it is not given: 1e-5, ten times that with --critic.lora.rank."""
     warmup_steps: int = option(0, STEPS)
@@ -41,7 +41,7 @@ class CriticConfig(Options):
     lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
     def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:
-        """Returns the critic's optimizer, which has the policy's options where it has none."""
+        """Returns the policy's options with the critic's own learning rate and warm-up."""
         rate = self.learning_rate
         if rate is None:
             rate = 10 * _RATE if self.lora.is_on else _RATE
@@ -66,7 +66,7 @@ class WithCritic(Options):
     critic: CriticConfig = field(default_factory=CriticConfig)
 
     def check_no_critic(self, baseline: str) -> None:
-        """Raises OptionError if an option of a critic is given, where `baseline` has none."""
+        """Raises OptionError if an option of a critic is given, where `baseline` has no critic."""
         pairs = zip(options_of(self.critic), options_of(CriticConfig()), strict=True)
         for given, default in pairs:
             self.need(

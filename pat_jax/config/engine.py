@@ -15,8 +15,8 @@ class EngineChoice:
     Attributes:
       model: a directory, a model of the Hub or a built-in shape.
       lora: the adapters that training adds to the model, if they are on.
-      dtype: of the arithmetic, float32 or bfloat16.
-      fsdp_size: devices that divide parameters; 0: all.
+      dtype: data type of the arithmetic, float32 or bfloat16.
+      fsdp_size: number of devices over which parameters are divided; 0: all devices.
       is_deterministic: whether all programs are compiled before the first rollout.
     """
 

@@ -1,4 +1,4 @@
-"""Options of learning: the algorithm, and the supervised stage before."""
+"""Options of learning: the algorithm, and the supervised stage before it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from pat_jax.config.rollout import RolloutConfig
 
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
 LOWER_CLIP: Rule = (lambda x: 0 < x <= 1, "a number above 0 and up to 1")
-DEMONSTRATIONS = 64  # most of a step of the supervised stage, which is at most one micro-batch
+DEMONSTRATIONS = 64  # most in a supervised step, which is at most one micro-batch
 CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
@@ -40,8 +40,8 @@ class AlgorithmConfig(AdvantageOptions):
     group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
     each token (PPO)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide the difference by the standard deviation of the group's rewards (GRPO), by that of all
-    rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
+    """Divide reward minus baseline by the standard deviation of the group's rewards (GRPO), by that
+    of all rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
     whiten_advantages: bool = False
     """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
     deviation (REINFORCE++)."""
@@ -67,7 +67,7 @@ class AlgorithmConfig(AdvantageOptions):
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
     use_bias_correction_kl: bool = True
     """Multiply the KL in the loss by the probability ratio: its gradient is then the KL's own (TRL).
-    Off, k3 has about the gradient of the KL the other way round (GRPO's paper, verl)."""
+    Off, k3 has about the gradient of KL(reference || policy) (GRPO's paper, verl)."""
     reward_coef: float = option(1.0, not_negative(1000))
     """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
     distill_coef: float = option(0.0, not_negative(1000))
@@ -85,12 +85,12 @@ class AlgorithmConfig(AdvantageOptions):
     """Cap of these importance weights."""
     dynamic_sampling: int = option(0, count(0, 1000))
     """Most further batches of prompts that an iteration generates to replace groups without signal,
-    whose rewards are all equal (DAPO); 0 keeps them."""
+    whose rewards are all equal (DAPO); 0 keeps these groups."""
     overlong_buffer: float = option(0.0, FRACTION_OR_ZERO)
     """Share of max_completion_length at its end over which a response's reward falls linearly by
     overlong_penalty (DAPO's soft overlong punishment); 0: none."""
     overlong_penalty: float = option(1.0, not_negative(1000))
-    """What a response of max_completion_length loses of its reward."""
+    """What a response of max_completion_length loses of its reward, with overlong_buffer."""
     num_iterations: int = option(1, count(1, 1000))
     """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
     mini_batch_size: int = option(32, RESPONSES)
@@ -110,7 +110,8 @@ class AlgorithmConfig(AdvantageOptions):
     docs/experts.md). 0: none, as is usual in reinforcement learning."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length: leave them out of the loss, or score them like any
-    other. Averages over tokens or responses are over those left in; constant divides by all."""
+    other. Averages over tokens or responses count those left in; loss_aggregation constant divides
+    by all."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -133,7 +134,7 @@ class AlgorithmConfig(AdvantageOptions):
 
     @property
     def is_by_function(self) -> bool:
-        """Whether each reward function's scores are compared by themselves."""
+        """Whether each reward function's scores are compared separately (GDPO)."""
         return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
@@ -148,8 +149,8 @@ class AlgorithmConfig(AdvantageOptions):
 
 
 def loss_rules(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yields options of the loss that others exclude, whether they are valid, and what is
-    expected."""
+    """Yields options of the loss that others restrict: the name, whether the value is valid, and
+    what is expected."""
     yield (
         "delta",
         algorithm.surrogate != "cispo" or not algorithm.delta,

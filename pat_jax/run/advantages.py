@@ -1,7 +1,7 @@
-"""Turns the rewards of an iteration into advantages of its tokens.
+"""Turns the rewards of an iteration into the advantages of its response tokens.
 
-Length penalties, the KL to the reference and a teacher's term are part of them. Knows the options
-of the algorithm and the columns of a batch. Does not know models, nor how rewards came about.
+Advantages include length penalties, the KL to the reference and a teacher's term. Knows the options
+of the algorithm and the columns of a batch. Does not know models, nor how rewards are computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.start.shaping import KL_OF_A_TOKEN
 
-OfTokens = Sequence[np.ndarray]  # values at the tokens of each response, group by group
+OfTokens = Sequence[np.ndarray]  # for each response, group by group, a value per token
 
 
 def penalized(
@@ -28,11 +28,11 @@ def penalized(
     lengths: Int[np.ndarray, "groups samples"],
     longest: int,
 ) -> tuple[Float[np.ndarray, "groups samples"], dict[str, float]]:
-    """Returns the rewards less the penalties of long responses, and metrics. NaN stays NaN.
+    """Subtracts the penalties of long responses from rewards. Returns the difference, and metrics.
 
     Args:
       lengths: tokens of each response.
-      longest: the most tokens of a response.
+      longest: the limit of a response's tokens (`max_completion_length`).
     """
     buffer = algorithm.overlong_buffer
     if not algorithm.reward_coef:
@@ -51,12 +51,12 @@ def with_advantages(
     beta: float,
     teacher_top_k: int = 0,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Returns the batch with the column `advantages`, with a critic also `returns`, and metrics.
+    """Adds the column `advantages`, with a critic also `returns`. Returns the batch, and metrics.
 
     Args:
-      batch: has the columns that models predict.
-      rewards: to learn from; those of `scored` are not read.
-      beta: the weight of the KL in the reward.
+      batch: has the columns that models predict, such as `old_logprobs`.
+      rewards: the rewards to learn from; `scored.rewards` are not used.
+      beta: weight of the KL to the reference in the reward.
       teacher_top_k: see `with_teacher`.
     """
     kl, measured = _reference_kl(algorithm, batch), {}
@@ -83,8 +83,8 @@ def _columns(
     kl: OfTokens | None,
     beta: float,
 ) -> Mapping[str, OfTokens]:
-    """Returns the advantages, and with a critic the returns that it learns. Both are NaN where a
-    response has no reward."""
+    """Returns the advantages, and with a critic the returns that its values learn. Both are NaN
+    where a response has no reward."""
     whiten = algorithm.whiten_advantages
     if algorithm.is_by_function:
         relative = gdpo_advantages(scored.by_function.scores, scored.by_function.weights)
@@ -105,7 +105,7 @@ def _columns(
 
 
 def _reference_kl(algorithm: AlgorithmConfig, batch: TrainBatch) -> OfTokens | None:
-    """Returns the KL to the reference in nats; None: the reward has no such part."""
+    """Returns the KL to the reference at each token, in nats; None: no KL is in the reward."""
     if not algorithm.penalizes_kl:
         return None
     old = batch.by_response("old_logprobs")
@@ -125,8 +125,8 @@ def with_teacher(
         A_t = reward_coef * A_t of the reward + distill_coef * (log π_teacher - log π_old)(token_t)
 
     The batch has the columns `old_logprobs` and `teacher_logprobs`. Without a teacher the
-    advantages stay as they are. With `top_k` the teacher is in the loss (`top_k_reverse_kl`), and
-    the advantages are those of the reward alone."""
+    advantages stay as they are. With `top_k` above 0 the loss has the teacher's term
+    (`top_k_reverse_kl`), and the advantages come from the reward alone."""
     if not algorithm.distill_coef:
         return advantages, {}
     own, weight = np.float32(algorithm.reward_coef), np.float32(algorithm.distill_coef)

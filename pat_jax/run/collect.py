@@ -35,17 +35,17 @@ from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
-History = tuple[Totals, LengthModel]  # what all iterations so far drew, and how long it was
+History = tuple[Totals, LengthModel]  # of all iterations so far: what was drawn, and its lengths
 
 
 @dataclass(frozen=True)
 class ScoredGroups:
-    """Groups of responses, with what is known of each response, one group after the other."""
+    """Groups of responses, with the reward, the scores and the columns of each response."""
 
     groups: Sequence[RolloutGroup]
     rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
     by_function: ScoresByFunction
-    columns: Columns  # what models have read already
+    columns: Columns  # predictions that models have made already
 
     @property
     def lengths(self) -> Int[np.ndarray, "groups samples"]:
@@ -53,7 +53,7 @@ class ScoredGroups:
         return np.array([[len(one.tokens) for one in group.rollouts] for group in self.groups])
 
     def of(self, chosen: Bool[np.ndarray, " groups"] | slice) -> "ScoredGroups":
-        """Returns some of the groups."""
+        """Returns the chosen groups."""
         responses = np.arange(self.rewards.size).reshape(self.rewards.shape)[chosen]
         return ScoredGroups(
             [self.groups[i] for i in np.arange(len(self.groups))[chosen].tolist()],
@@ -78,15 +78,15 @@ class ScoredGroups:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One batch of prompts with its responses, scored."""
+    """One batch of prompts, with the responses and their rewards."""
 
     groups: Sequence[RolloutGroup]
     report: RolloutReport
     rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
-    failures: Mapping[int, Failure]  # by response, one group after the other
-    scores: Sequence[FunctionScores]  # of each reward function
-    hidden_seconds: float  # of scoring while the rollout was running
-    from_disk: int = 0  # responses that were generated before the run was killed
+    failures: Mapping[int, Failure]  # by the response's index over all groups
+    scores: Sequence[FunctionScores]  # one entry for each reward function
+    hidden_seconds: float  # of scoring that the rollout's time hides
+    from_disk: int = 0  # responses on disk, generated before the run was killed
     reads: Reads = field(default_factory=ReadsAsTheyEnd)
 
     @property
@@ -95,9 +95,9 @@ class Drawn:
         return ScoredGroups(self.groups, self.rewards, by_function, self.reads.columns)
 
     def trace(self, capacity: int) -> RolloutTrace:
-        """Returns the rollout's trace, with the lengths of its sequences for a replay. They are
-        left out if some responses came from disk, as their path is not known. `capacity` is how
-        many sequences the engine can run at once."""
+        """Returns the rollout's trace, with the lengths of its sequences for a replay. The lengths
+        are left out if some responses came from disk, since it is unknown how those ran. `capacity`
+        is how many sequences the engine can run at once."""
         if self.from_disk:
             return self.report.trace
         rollouts = [one for group in self.groups for one in group.rollouts]
@@ -112,15 +112,15 @@ class Drawn:
 class Experience:
     """What an iteration learns from."""
 
-    step: int  # of the iteration, from 1
+    step: int  # number of the iteration, from 1
     scored: ScoredGroups
-    drawn: Sequence[Drawn]  # all batches, with the groups that have no signal
-    history: History  # with this iteration
+    drawn: Sequence[Drawn]  # all batches, groups without signal included
+    history: History  # up to and with this iteration
     measured: dict[str, Any]
 
     @property
     def last(self) -> Drawn:
-        """The batch that completed it."""
+        """The last batch that was drawn."""
         return self.drawn[-1]
 
 
@@ -150,10 +150,10 @@ class Collector:
     ):
         """
         Args:
-          totals: of what earlier iterations drew.
-          reads: returns what reads a batch before models learn from it.
-          num_redraws: the most further batches of an iteration (`dynamic_sampling`).
-          by_function: whether each function's scores are compared by themselves.
+          totals: counts of what earlier iterations drew.
+          reads: called for each batch; returns the object that collects what models predict for it.
+          num_redraws: most batches that an iteration may draw after the first (`dynamic_sampling`).
+          by_function: whether each reward function's scores are compared separately (GDPO).
         """
         self.unfinished = unfinished
         self._rollout, self._task, self._scorer = rollout, task, scorer
@@ -164,8 +164,8 @@ class Collector:
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """Returns what an iteration learns from, after `step` others. Raises UserError if the
-        reward function cannot work, or if a response could not be sampled."""
+        """Generates and scores what the iteration after `step` others learns from. Raises UserError
+        if the reward function cannot work, or if a response could not be sampled."""
         drawn, parts, wanted = list[Drawn](), list[ScoredGroups](), self._rollout.prompts_per_step
         with self.unfinished.iteration(step, generator.policy) as kept:
             while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self._num_redraws:
@@ -182,8 +182,7 @@ class Collector:
         )
 
     def _teaches(self, drawn: ScoredGroups) -> Bool[np.ndarray, " groups"] | slice:
-        """Whether the algorithm finds a difference between the responses of a group. Without
-        dynamic sampling that is not asked."""
+        """Selects groups whose responses differ for the algorithm; all without dynamic sampling."""
         if not self._num_redraws:
             return slice(None)
         if self._by_function:
@@ -231,7 +230,7 @@ class Collector:
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Returns the metrics of all batches together, but those of the rollout only of the last."""
+    """Returns metrics of all batches together; those of the engine are of the last batch alone."""
     rewards = np.concatenate([one.rewards for one in drawn])
     failures = [failure for one in drawn for failure in one.failures.values()]
     groups = [group for one in drawn for group in one.groups]

@@ -1,7 +1,7 @@
 """Evaluates a policy: samples responses to held-out problems, and scores each as soon as it ends.
 
-Training runs and the command `evaluate` share this code. Knows prompts, rewards and what is written
-of them. Does not know what generates (it is handed a function) nor what the metrics are for.
+Training runs and the command `evaluate` share this code. Knows prompts, rewards and the files that
+keep them. Does not know the engine (a function generates) nor what metrics are for.
 """
 
 import time
@@ -26,21 +26,21 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.heldout import HeldoutSet
 
+SHOWN = 2  # responses to show at each evaluation of a run
 # Generates: yields the index of each request with its completion, as it ends.
-SHOWN = 2  # responses at each evaluation of a run
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    total: Evaluated
-    parts: Sequence[Evaluated]  # set by set
+    total: Evaluated  # over all problem sets
+    parts: Sequence[Evaluated]  # one for each problem set
     seconds: float
     samples: Sequence[str]  # lines that show a few responses
 
     @property
     def lines(self) -> list[str]:
-        """A line about all problems, and one about each set if there are several."""
+        """A line about all problems, and one about each problem set if there are several."""
         several = self.parts if len(self.parts) > 1 else ()
         return [_line(self.total, ""), *(_line(part, f" on {part.name}") for part in several)]
 
@@ -72,9 +72,9 @@ class Evaluator:
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
-        """Asks for all samples of all problems at once, so that no set waits for another's tail.
-        `step` is None outside of a run. Raises UserError if the reward function cannot work, or if
-        a response could not be sampled."""
+        """Generates and scores the responses to all problems at once, so that no problem set waits
+        for another's tail. `step` counts iterations; it is None outside of a training run. Raises
+        UserError if the reward function cannot work, or if a response could not be sampled."""
         start, size = time.perf_counter(), self._asked.num_generations
         asked = [
             (number, prompt, sample)

@@ -1,4 +1,4 @@
-"""Turns prompts into groups of responses, and teaches the planner from their lengths."""
+"""Generates a group of responses to each prompt, and updates the length model by their lengths."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Generator:
     seed: int
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
-    earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
+    earlier: EarlierResponses | None = None  # texts that training rollouts copy drafts from
 
     def load(self, params: Params) -> None:
         """Transfers the policy to the engine: the next rollout samples from it."""
@@ -115,8 +115,8 @@ class Generator:
         return groups, report
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Yields the responses of an evaluation as they end; their lengths teach the planner
-        nothing. Raises UserError at the end if some could not be sampled."""
+        """Yields the index of each request with its completion, as it ends. The lengths do not
+        update the length model. Raises UserError at the end if some could not be sampled."""
         size = WINDOW * self.engine.capacity
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
@@ -130,10 +130,10 @@ class Generator:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields the responses as they end. Raises UserError at the end if some could not be
-        sampled."""
-        # Whatever layout the last rollout ended in: so an evaluation or a resumption in between
-        # changes nothing.
+        """Yields the index of each request with its completion. Raises UserError at the end if some
+        could not be sampled."""
+        # Begin in this layout, whatever layout the last rollout ended in. Then an evaluation or a
+        # resumption in between changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reshard(first)
         stream = self.engine.stream(
@@ -151,8 +151,8 @@ class Generator:
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:
-    """Returns the load of `count` sequences with the longest prompts, before the first token.
-    Siblings share a prompt."""
+    """Returns the load of `count` sequences before their first token, with prompts of maximal
+    length. Siblings share a prompt."""
     return Load(
         replica=np.zeros(count, int),
         generated=np.zeros(count, int),
@@ -191,8 +191,8 @@ def sampling_request(
 def sampled(
     stream: Iterable[tuple[int, Completion]], count: int, advice: str
 ) -> Iterator[tuple[int, Completion]]:
-    """Yields the completions that could be sampled, of `count` requests. When the stream has ended,
-    raises UserError if some could not; `advice` tells the user what to do."""
+    """Yields those of `count` completions that could be sampled, with their indices. At the end of
+    the stream, raises UserError if some could not; `advice` tells the user what to do."""
     failed: dict[int, str] = {}
     for i, done in stream:
         if done.error:

@@ -1,6 +1,6 @@
-"""Turns rewards into the next policy: what models read, advantages (`advantages.py`), updates.
+"""Turns rewards into the next policy: predictions of models, advantages (`advantages.py`), updates.
 
-Knows the trained models of a run. Does not know how responses or rewards came about.
+Knows the trained models of a run. Does not know how responses are generated or rewarded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,10 +67,10 @@ def training_batch(
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
 
     Args:
-      rewards: to learn from. Responses without one, whose reward is NaN, are left out.
-      read: adds the columns that models predict before the update, unless they are there.
-      beta: the weight of the KL in the reward.
-      longest: the most tokens of a response.
+      rewards: the rewards to learn from. A response whose reward is NaN is left out.
+      read: adds the columns that models predict before the update, unless the batch has them.
+      beta: weight of the KL to the reference in the reward.
+      longest: the limit of a response's tokens (`max_completion_length`).
     """
     rewards, measured = penalized(algorithm, rewards, scored.lengths, longest)
     batch = to_train_batch(
@@ -93,7 +93,7 @@ def training_batch(
 
 @dataclass(frozen=True)
 class Learned:
-    """What an iteration has learned from, and how."""
+    """The batch that an iteration has learned from, and the results of its updates."""
 
     batch: TrainBatch
     results: Mapping[str, UpdateResult]  # by the name of the trained role
@@ -101,7 +101,7 @@ class Learned:
 
 
 class Learner:
-    """Holds what a run learns: the states of trained roles, of rewards, and of the exit head."""
+    """Holds the states of trained models, of reward shaping, and of the exit head."""
 
     def __init__(self, setup: Setup, began: Beginning, files: OpenRun):
         config = setup.config
@@ -142,16 +142,16 @@ class Learner:
         return self.states[POLICY]
 
     def learn(self, found: Experience) -> Learned:
-        """Updates all trained roles by what an iteration has found: reads, advantages, updates."""
+        """Predicts columns, computes advantages, and updates all trained roles by one iteration."""
         scored = found.scored
-        is_trained = found.step > self._setup.config.critic.pretrain_steps  # beside the critic
+        is_trained = found.step > self._setup.config.critic.pretrain_steps  # the policy
         shaping, rewards = self._shaping.shaped(self._algorithm, scored.groups, scored.rewards)
         read, beta = partial(self._roles.predict, self.states), shaping.kl.beta
         batch, measured = self._training_batch(scored, rewards, read, beta=beta)
         if self._algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
         states, results = self._updated(batch, with_policy=is_trained)
-        for role in self._roles.trained:  # now that all have learned: some wait for others here
+        for role in self._roles.trained:  # after all updates: processes wait for each other here
             devices = role.layout.devices
             results[role.name] = known_to_all(role.name, devices, results[role.name])
             measured |= results[role.name].metrics
@@ -163,7 +163,7 @@ class Learner:
     def _updated(
         self, batch: TrainBatch, *, with_policy: bool
     ) -> tuple[dict[str, TrainState], dict[str, UpdateResult]]:
-        """Returns the states of all trained roles after the updates, and what came of these."""
+        """Returns the states of all trained roles after the updates, and the updates' results."""
         states, results = dict(self.states), dict[str, UpdateResult]()
         for role in self._roles.trained:
             if role.name == POLICY and not with_policy:

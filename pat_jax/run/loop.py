@@ -1,8 +1,8 @@
 """The loop of reinforcement learning.
 
-An iteration is a rollout, rewards (`collect.py`), what models read, advantages, updates
-(`learning.py`), and a transfer to the rollout. `Loop` does these in turn. `OneBehind`, for
-`--placement.lag 1`, does them in another order. Knows no option of the command line and no array.
+An iteration is a rollout, rewards (`collect.py`), predictions, advantages, updates (`learning.py`),
+and a transfer to the engine. `Loop` does these in turn. `OneBehind`, for `--placement.lag 1`, does
+them in another order. Knows no option of the command line and no array.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StoppedAtOnce
 from pat_jax.run.report import Report
 
-# One transfer in so many is checked by a token's log-probability too; checksums check them all.
+# Iterations between two transfers that a token's log-probability checks. Checksums check all.
 COMPARE_EVERY = 16
 
 
@@ -44,14 +44,14 @@ def learn(run: Run) -> Drawn | None:
 
 
 class Loop:
-    """Iterations each of which is complete before the next one begins."""
+    """Runs iterations in turn: each is complete before the next one begins."""
 
     def __init__(self, run: Run, steps: Steps, report: Report):
         self.run, self.steps, self.report = run, steps, report
 
     @contextmanager
     def completed(self) -> Iterator[None]:
-        """While entered, iterations may go on; at the end all are complete."""
+        """Iterations run inside this context; when it is left, all are complete."""
         yield
 
     def iterate(self, step: int) -> None:
@@ -69,7 +69,7 @@ class Loop:
             self.report.complete(found)
 
     def collect(self, step: int) -> Experience:
-        """Rollout and rewards: returns what an iteration learns from, after `step` others."""
+        """Generates and scores what the iteration after `step` others learns from."""
         run, config = self.run, self.run.config
         found = run.collector.collect(step, run.generator, self.steps.clock)
         longest = config.rollout.max_completion_length
@@ -78,7 +78,8 @@ class Loop:
         return found
 
     def learn(self, found: Experience, clock: Stopwatch) -> Learned:
-        """Reads, advantages and updates. Runs beside a rollout with `--placement.lag 1`."""
+        """Predicts, computes advantages, updates. With `--placement.lag 1`, a rollout runs beside
+        it."""
         run, roles, measured = self.run, self.run.setup.roles, found.measured
         waited_s = roles.waited_s
         with clock("update"):
@@ -93,7 +94,7 @@ class Loop:
         return learned
 
     def load(self, found: Experience, learned: Learned) -> None:
-        """Transfer: the next rollout samples from the updated policy."""
+        """Transfers the updated policy to the engine, for the next rollout."""
         run, params = self.run, self.run.learner.state.params
         with self.steps.clock("transfer"):
             run.generator.load(params)
@@ -104,12 +105,12 @@ class Loop:
 
 @dataclass(frozen=True)
 class Begun:
-    """An update that goes on.
+    """An update that runs on another thread.
 
     Attributes:
-      found: what it learns from.
-      seconds: of each stage in which that was collected.
-      clock: of the update, which has a thread of its own.
+      found: what the update learns from.
+      seconds: duration of each stage that collected `found`.
+      clock: measures the stages of the update, on its thread.
     """
 
     found: Experience
@@ -122,8 +123,9 @@ class OneBehind(Loop):
     """Iterations one step off-policy: while an update goes on, the next batch is generated.
 
     This thread generates batch k + 1 with the policy of k - 1 updates. The thread of the trained
-    models updates by batch k, and then reads what has ended of batch k + 1, with the updated
-    models. Once both are done, this thread completes step k and loads the policy for batch k + 2.
+    models updates by batch k. Then it predicts columns of batch k + 1 with the updated models, for
+    the responses that have ended. Once both are done, this thread completes step k and loads the
+    policy for batch k + 2.
     """
 
     def __init__(self, run: Run, steps: Steps, report: Report, thread: Executor):
@@ -145,7 +147,7 @@ class OneBehind(Loop):
 
     @contextmanager
     def completed(self) -> Iterator[None]:
-        """Completes the step whose update goes on at the end, also at an error or a stop."""
+        """At the end, completes the step whose update still runs, also after an error or a stop."""
         self.steps.clock.reset()
         try:
             yield

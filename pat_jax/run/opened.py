@@ -49,9 +49,9 @@ class Run:
     """A training run that is compiled, restored and warmed up (`opened.py`).
 
     Attributes:
-      first: steps that were done before this start.
+      first: number of iterations done before this start.
       earlier: responses of earlier iterations to copy drafts from, if any are kept.
-      updates: the thread of `--placement.lag 1`; None: updates wait for rollouts.
+      updates: the thread that updates beside rollouts (`--placement.lag 1`); None: there is none.
     """
 
     setup: Setup
@@ -72,9 +72,9 @@ class Run:
         return self.setup.config
 
     def whole(self, step: int, history: History) -> WholeStep:
-        """Returns `step` as the learner has it now, to be saved."""
+        """Returns what a checkpoint of `step` saves: the learner's present states, and metadata."""
         totals, lengths = history
-        # Of whole steps only: what an interrupted step has drawn is drawn again.
+        # Counts of whole steps only: what an interrupted step has drawn is drawn again.
         meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
         meta |= self.learner.meta | totals.to_json()
         beside = [one.save for one in (self.earlier, self.learner.exit_head) if one is not None]
@@ -83,7 +83,7 @@ class Run:
 
 @contextmanager
 def files_of(setup: Setup, signals: StopSignals) -> Iterator[OpenRun]:
-    """Opens the run's folder, and holds it until the end."""
+    """Opens the run's folder, and keeps it locked until the end."""
     config = setup.config
     files = OpenRun(config, "train", steps=config.steps, fingerprint=setup.fingerprint)
     signals.last_words = files.last_words
@@ -114,8 +114,8 @@ def finish(run: Run, last: Drawn | None) -> None:
 def opened(
     setup: Setup, scorer: RewardScorer, signals: StopSignals, files: OpenRun
 ) -> Iterator[Run]:
-    """Yields the run, ready for its first iteration. While entered, its reading threads live, and
-    the last whole step is saved if a signal stops the run."""
+    """Yields the run, ready for its first iteration. Inside this context the reading threads run,
+    and the last whole step is saved if a signal stops the run."""
     config, task, progress = setup.config, setup.task, files.progress
     with files.kept_at_a_stop(), ExitStack() as ends:
         (first,) = task.train.first(1)
@@ -187,7 +187,7 @@ def _collector(
             shares_prompts=knows_branches(setup.trainer.layout.platform),
         )
     checkpoints = Path(config.run_dir) / CHECKPOINTS
-    # Of a deterministic run, the rest of a rollout would run in other rows, and round differently.
+    # In a deterministic run, the rest of a rollout would run in other rows, with other rounding.
     unfinished = RolloutJournal(files.folder, checkpoints, is_on=not config.deterministic)
     return Collector(
         config.rollout,
@@ -210,7 +210,7 @@ def _generator(
     earlier: EarlierIterations | None,
     began: Beginning,
 ) -> Generator:
-    """Runs the compiled programs of the rollout; their measured times become the profile."""
+    """Warms up the rollout, whose measured times become the profile, and loads the policy."""
     config, notify = setup.config, files.progress.print
     files.progress.stage("warming up")
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""With `--placement auto`: what other placements of the run's models would take.
+"""With `--placement auto`: predicts the seconds of an iteration with other placements.
 
-Knows which of them the run may have, and its planner. `planning/placement_seconds.py` has the sums.
+Knows the placements that the run may have. `planning/placement_seconds.py` has the equations.
 """
 
 import logging
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 def compared(
     setup: Setup, planner: Planner, stages: Mapping[str, float], notify: Callable[[str], None]
 ) -> dict[str, float]:
-    """Prints and logs a line on what other placements would take. Returns its numbers as metrics.
+    """Prints and logs the predicted seconds of an iteration by placement. Returns metrics of them.
 
     Args:
-      stages: the seconds of each stage of an iteration.
+      stages: measured seconds of each stage of an iteration.
     """
     config, names = setup.config, allowed_placements(setup)
     growth = rollout_growth(planner, setup)
@@ -76,7 +76,7 @@ def allowed_placements(setup: Setup) -> list[PlacementName]:
             )
         except UserError:
             continue
-        # Without models that it places elsewhere, interleave is flatten.
+        # Interleave moves reward models and reading roles; without any it equals flatten.
         moves = name != "interleave" or setup.reward_models or setup.roles.readers
         sends_drafts = placed.carriers and setup.engine.specs.drafts.is_generated
         if moves and not places.placement.is_flat and not sends_drafts:

@@ -1,8 +1,8 @@
 """The threads that run models on devices which do no rollouts.
 
-Two threads must not give programs to one device: the models whose devices overlap have one thread
-together. With several processes there are none: programs would have to begin in the same order in
-all. Knows roles and devices. Does not know which responses there are (`reads.py`).
+Two threads must not dispatch programs to one device, so models whose devices overlap share a
+thread. Runs of several processes have no such threads: all processes would have to dispatch
+programs in the same order. Knows roles and devices. Does not know responses (`reads.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from pat_jax.training.roles import Roles, States
 
 @dataclass(frozen=True)
 class Threads:
-    """What runs beside the rollouts of a run."""
+    """The threads that run beside rollouts."""
 
     readers: Sequence[ReadingThread] = ()
-    updates: Executor | None = None  # None: no update goes on beside rollouts
+    updates: Executor | None = None  # None: no update runs beside rollouts
 
 
 @contextmanager
@@ -36,10 +36,10 @@ def open_threads(
     *,
     is_deterministic: bool,
 ) -> Iterator[Threads]:
-    """Yields the threads of a run, and gives each reward model its own.
+    """Yields the threads of a run. Each reward model on such devices scores on its group's thread.
 
     There are none if all models share the rollouts' devices, with several processes, and with
-    `--deterministic`: what is read together would depend on the clock.
+    `--deterministic`, as micro-batches would depend on the clock.
 
     Args:
       states: returns the present states of trained roles.
@@ -77,7 +77,7 @@ def _fill(roles: Roles, rollouts: Sequence[Rollout]) -> bool:
 
 
 def _joined(places: Sequence[frozenset]) -> list[frozenset]:
-    """Returns the unions of places that overlap, directly or by others."""
+    """Returns the unions of sets of devices that overlap, directly or through others."""
     groups: list[frozenset] = []
     for place in places:
         apart = [group for group in groups if not group & place]

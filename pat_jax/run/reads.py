@@ -1,8 +1,8 @@
-"""What models read of a batch of responses: log-probabilities and values, as columns of a batch.
+"""Reads: models predict log-probabilities and values of given responses, as columns of a batch.
 
 Models whose devices do no rollouts read responses as they end, on threads (`reading_threads.py`).
-Models of whole processes read once all have ended, and their processes exchange what they found.
-All others read when they learn (`learning.py`). Does not know what the columns are for.
+Models of whole processes read once all have ended, and the processes exchange the columns. All
+others read before the update (`learning.py`). Does not know what the columns are for.
 """
 
 import time
@@ -21,7 +21,7 @@ from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.training.roles import Prediction
 
-Columns = Mapping[str, Sequence[np.ndarray]]  # by name; of each response, at its tokens
+Columns = Mapping[str, Sequence[np.ndarray]]  # by name: for each response, a value per token
 Predict = Callable[[Sequence[Rollout]], Columns]
 
 
@@ -32,7 +32,7 @@ def predicted(
     *,
     shares_prompts: bool = False,
 ) -> Columns:
-    """Returns what some models read of these responses."""
+    """Returns the columns that some models predict for these responses."""
     batch = to_read_batch(rollouts, micro_shapes, shares_prompts=shares_prompts)
     for one in reads:
         batch = one.added_to(batch)
@@ -44,8 +44,8 @@ class ReadingThread:
     """Models on devices that do no rollouts, and the one thread that runs them."""
 
     thread: Executor
-    predict: Predict  # what these models read, with their present parameters
-    # Whether responses fill micro-batches; fewer wait while others are generated.
+    predict: Predict  # columns by these models' present parameters
+    # Whether responses fill micro-batches. Fewer responses wait while others are generated.
     fills: Callable[[Sequence[Rollout]], bool] = is_any
 
     def fills_with(self, ended: Sequence[tuple[int, Rollout]]) -> bool:
@@ -53,12 +53,12 @@ class ReadingThread:
 
 
 class ReadsAsTheyEnd:
-    """The columns of one batch of responses, read while others are still generated.
+    """The columns of one batch of responses, predicted while other responses are still generated.
 
     Attributes:
-      columns: once `wait` has returned.
-      busy_seconds: of all threads.
-      waited_seconds: after the rewards, for the columns.
+      columns: empty until `wait` has returned.
+      busy_seconds: seconds of predicting, summed over threads.
+      waited_seconds: seconds that `wait` took, after the rewards.
     """
 
     def __init__(self, threads: Sequence[ReadingThread] = ()):
@@ -109,14 +109,14 @@ class ReadsAsTheyEnd:
 
 
 class ReadsByProcess:
-    """The columns of one batch of responses, each read by the processes that own its model.
+    """The columns of one batch of responses, each predicted by the processes that own its model.
 
-    Each process reads with its own models while others read with theirs, and score with reward
-    models. Then all exchange what they have found.
+    Processes predict with their own models at the same time, and score with reward models. Then
+    they exchange the columns.
 
     Args:
-      reads: what all models read, in the same order in every process.
-      shares_prompts: whether responses may share their prompt in a row.
+      reads: the predictions of all models, in the same order in every process.
+      shares_prompts: whether responses in a packed row may share one copy of their prompt.
     """
 
     metrics: Mapping[str, float] = {}
@@ -139,7 +139,7 @@ class ReadsByProcess:
         )
 
     def wait(self) -> None:
-        """Waits for the columns that other processes have read."""
+        """Exchanges columns with the other processes."""
         self.columns = {
             one.column: known_to_all(one.column, one.devices, self._found.get(one.column, ()))
             for one in self._reads

@@ -1,4 +1,4 @@
-"""What is measured, shown and saved of each iteration once its stages are done."""
+"""Reports each iteration once its stages are done: metrics, pages, samples, checkpoints."""
 
 from pat_jax.run.collect import Drawn, Experience
 from pat_jax.run.logging.speed import describe_memory
@@ -15,7 +15,7 @@ class Report:
     """Writes metrics, pages and checkpoints of a run.
 
     Attributes:
-      last: the batch of the last complete iteration; None: there was none.
+      last: last batch of the newest complete iteration; None: there was no iteration.
     """
 
     def __init__(self, run: Run, steps: Steps, stages: StageLog):
@@ -25,7 +25,7 @@ class Report:
         self.last: Drawn | None = None
 
     def complete(self, found: Experience) -> None:
-        """Reports an iteration whose update is loaded, and saves its step if that is due."""
+        """Reports an iteration whose update is loaded, and saves a checkpoint if one is due."""
         run, step, measured, last = self._run, found.step, found.measured, found.last
         if run.earlier is not None:
             run.earlier.put(group for one in found.drawn for group in one.groups)
@@ -59,8 +59,8 @@ class Report:
 
     @property
     def _compares_at(self) -> int | None:
-        """The iteration after which placements are compared; None: never. It is the second of this
-        start that trains the policy."""
+        """The iteration after which placements are compared; None: never. It is the second one
+        since this start that trains the policy."""
         config = self._run.config
         skipped = max(self._run.first, config.critic.pretrain_steps)
         return skipped + 2 if config.placement.name == "auto" else None

@@ -29,7 +29,7 @@ def open_scorer(
     rewards: Sequence[str], limits: RewardLimits, models: RewardModels | None = None
 ) -> RewardScorer:
     """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
-    the variable `TOKEN` holds no token."""
+    the environment variable `PAT_JAX_REWARD_TOKEN` is invalid."""
     for reward in rewards:
         check_sent("reward", reward, REWARDS)
     return RewardScorer(
