@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def commands() -> dict[str, str]:
-    """Returns each command with the first line of its docstring, without importing any."""
+    """Returns each command with the first line of its docstring. Imports no command."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -1,7 +1,7 @@
 """`python -m pat_jax.profile`: measures this machine for one model, for `train` to plan by.
 
-Takes the options of `train`, so that a run's --preset and --config can be used unchanged. What the
-file has already is not measured again: an interrupted measurement continues.
+Takes the options of `train`, so that a run's --preset and --config can be used unchanged. Times
+that the file has already are not measured again: an interrupted measurement continues.
 """
 
 import sys

@@ -4,7 +4,7 @@
         --lengths math --host_us 0,20
 
 The engine's planner runs on a simulated clock with the times of a profile. Response lengths come
-from a file or a built-in distribution. It is compared with each static layout; no device is used.
+from a file or a built-in distribution. Compares the result with each static layout; uses no device.
 Options can have several values, separated by commas; all combinations are replayed.
 
     python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json

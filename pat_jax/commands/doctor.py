@@ -30,7 +30,7 @@ from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train
 from pat_jax.training.build import DTYPES
 
-LARGEST_GAP = 0.1  # nats in the mean, of the rollout's and the trainer's log-probabilities
+LARGEST_GAP = 0.1  # nats: mean difference of log-probabilities, rollout against trainer
 # What the user can do if a part fails.
 ADVICE = {
     "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
@@ -46,12 +46,12 @@ ADVICE = {
 
 
 def examine(config: DoctorConfig, command: str) -> int:
-    """Examines this machine, or compiles for --target. Returns the exit code. `command` is the
-    command line, for the report."""
+    """Examines this machine, or compiles the kernels for --target. Returns the exit code. `command`
+    is the command line, for the report."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")
-    # The iteration's own output is caught: a verdict while it hangs must not go the same way.
+    # The iteration's output is captured. A verdict on a hang must still reach the terminal.
     tell = partial(print, file=sys.stdout, flush=True)
     examination = Examination(command, tell, out, config.step_seconds)
     model = model_of(config.model)
@@ -72,7 +72,6 @@ def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination
 
 
 def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """Examines this machine. Returns the exit code."""
     devices: list[Device] = []
     dtype = DTYPES[config.compute_dtype]
 
@@ -146,6 +145,6 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
 
 
 def _lengths(completions: Sequence[str], **columns: object) -> list[float]:
-    """Rewards length, so that rewards differ between responses."""
+    """Rewards length, so that responses have different rewards."""
     del columns
     return [float(len(text)) for text in completions]

@@ -103,7 +103,6 @@ def _session_of(
     saved: SavedPolicy | None,
     adapter: str,
 ) -> tuple[SessionSetup, RewardModels]:
-    """Builds what generates, and the reward models."""
     judges = reward_roles(run, devices[0].platform)
     division = Division(run.rollout.page_size)
     reward_models = build_reward_models(judges, run.reward_model, run.rollout, devices, division)
@@ -132,8 +131,8 @@ def _open_reward_models(models: RewardModels, setup: SessionSetup) -> None:
 
 
 def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
-    """With --run_dir, finds the checkpoint to evaluate, and returns it with the options that name
-    it. Raises UserError if there is none, or if the model is not a checkpoint directory."""
+    """Returns the options, and with --run_dir the checkpoint to evaluate, which the options then
+    name. Raises UserError if there is none, or if the model is not a checkpoint directory."""
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:
         dtype = saved.compute_dtype if config.compute_dtype == "auto" else config.compute_dtype

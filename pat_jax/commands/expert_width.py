@@ -17,8 +17,8 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 def with_width(config: Run, devices: Sequence[Device]) -> Run:
-    """Returns the run with a number in place of `--rollout.expert_width auto`: 1 on unknown
-    devices, or if its rollouts have devices of their own."""
+    """Returns the options with a number in place of `--rollout.expert_width auto`. They stay as
+    they are without experts, on unknown devices, and if rollouts have devices of their own."""
     rollout, model = config.rollout, model_config(config.task, config.layout_choice, devices)
     if model.experts is None or config.placement not in (
         PlacementConfig(),

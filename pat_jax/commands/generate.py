@@ -70,9 +70,9 @@ class Prepared:
 def prepared(
     config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
 ) -> Prepared:
-    """Builds the parts of a session for the policy of `saved_run`, or else of --model. Only
-    `prompts` will come, or else any that the options allow. Raises UserError if anything in the
-    options or their files cannot work."""
+    """Builds the parts of a session for the policy of `saved_run`, or else of --model. The engine
+    is sized for the file `prompts`, or else for all prompts that the options allow. Raises
+    UserError if anything in the options or their files cannot work."""
     options = config.model_options
     if saved_run:
         go_on_with_names(saved_run.folder)
@@ -128,8 +128,8 @@ def _asked(
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
-    """Returns the sampling that a checkpoint's authors recommend, if any. `do_sample: false` is
-    greedy. Raises UserError if the file is not a JSON object, or has an impossible value."""
+    """Returns the sampling of a checkpoint's `generation_config.json`, if any. `do_sample: false`
+    is greedy. Raises UserError if the file is not a JSON object, or has an impossible value."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()

@@ -20,10 +20,10 @@ from pat_jax.run.results.saved_run import SavedRun, read_trace
 
 @dataclass(frozen=True)
 class PathRegret:
-    """The regret of one rollout."""
+    """The regret of one recorded rollout, by the times of a profile."""
 
     trace: RolloutTrace
-    profile: Path  # has the prices
+    profile: Path  # the file of the prices
     regret: Regret
 
     def __repr__(self) -> str:

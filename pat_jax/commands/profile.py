@@ -111,9 +111,9 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """Returns the profile in the file, or None if there is none or with --remeasure. It must be of
-    the shards of `shards_of`, or of whole devices if that is empty; otherwise raises
-    ProfileError."""
+    """Returns the profile in the file; None if there is no file, or with --remeasure. Raises
+    ProfileError unless the file has times of the shards of the target `shards_of`, or of whole
+    devices if that is empty."""
     if not path.is_file() or config.remeasure:
         return None
     known = load_profile(path, subject)
@@ -129,7 +129,7 @@ def known_profile(
 def saving(
     show: Callable[[int, int], None], save: Callable[[], None]
 ) -> Callable[[int, int], None]:
-    """Returns a callback for each program that was measured: it calls `show`, and sometimes
+    """Returns a callback for each measured program: it calls `show`, and every 10 seconds
     `save`."""
     saved = time.monotonic()
 
@@ -173,7 +173,7 @@ def measure(
     known: Profile | None,
     path: Path,
 ) -> Profile:
-    """Measures everything that `known` lacks, and saves it to `path` on the way."""
+    """Measures the times that `known` lacks. Saves the profile to `path` again and again."""
     with counting("compiling", disable=False) as show:
         engine.compile(show)
     with counting("measuring", disable=False) as show:

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def show_switch(run: Run) -> None:
-    """Makes, saves and prints the shown switch. Changes nothing that the run has learned or saved.
-    A failure is printed in one line."""
+    """Makes a rollout twice, as planned and with a forced switch, and saves and prints both.
+    Changes nothing that the run has learned or saved. A failure is printed in one line."""
     is_new = run.config.steps > run.first
     if len(run.setup.layouts) == 1 or not (process_group().is_alone and is_new):
         return

@@ -32,7 +32,7 @@ from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
-# Columns of the comparison with drafts.
+# Columns about drafts.
 DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")
 
 
@@ -42,7 +42,7 @@ class Answer:
 
     what_if: WhatIf
     comparison: Comparison
-    unmeasured: str  # loads unlike any that was measured
+    unmeasured: str  # loads that are larger than all measured ones
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -126,7 +126,7 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, longest: int
 ) -> tuple[Drafter, DraftSource | None, tuple[str, ...]]:
-    """Returns the requested drafts, as far as the profile has them, their source, and notes.
+    """Returns the drafter with the drafts that the profile has times of, their source, and notes.
     Raises UserError if a source was asked for and the profile has none of its drafts."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)

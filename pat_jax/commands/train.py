@@ -19,7 +19,7 @@ from pat_jax.run.start.setup import build
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
-    """Trains, and returns the run's folder. `rows` are rows that a program gave instead of data
+    """Trains, and returns the run's folder. `rows` holds data that a Python program gave instead of
     files."""
     config = meet(config, signals)
     with rows.placed(config.run_dir, data_files(config)) as paths:
@@ -67,7 +67,7 @@ def rewards_of(reward: object) -> list[str]:
 
 def loss_of(loss: object) -> str:
     """Returns the value of `--algorithm.loss`. A loss, or its class, is written to a file, for this
-    run when it is resumed. Raises UserError if it is neither of them nor a text, or cannot be
+    run when it is resumed. Raises UserError if `loss` is none of these and no text, or cannot be
     written."""
     if isinstance(loss, str):
         return loss

@@ -15,8 +15,8 @@ class AdapterConfig(Options):
     """Low-rank adapters, trained instead of a whole model."""
 
     rank: int = option(0, count(0, MOST_RANK))
-    """Rank of the adapters, which all linear layers have, of a model with experts its attention; 0
-    trains the whole model. Their alpha is twice the rank."""
+    """Rank of the adapters; their alpha is twice the rank. All linear layers have an adapter, in a
+    model with experts only those of attention. 0 trains the whole model."""
 
     @property
     def is_on(self) -> bool:
@@ -39,7 +39,7 @@ class LoraConfig(AdapterConfig):
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
     mlp.up_proj, layers.0.self_attn.o_proj), or experts by PEFT's names (experts.gate_up_proj,
     experts.down_proj, their router gate.weight). If none is given: those of --lora.adapter, or
-    without it all-linear, which for a model with experts is its attention."""
+    without it all-linear, in a model with experts its attention alone."""
     adapter: str = ""
     """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name), to continue
     from. Empty begins with new adapters, which leave the policy unchanged."""
@@ -56,7 +56,7 @@ class LoraConfig(AdapterConfig):
             self.need("export", self.export == "merged", f"merged {off}")
 
     def check_base(self, model: str) -> None:
-        """Raises OptionError if adapters are exported alone, and no other program has `model`."""
+        """Raises OptionError if adapters are exported alone, but `model` is no checkpoint."""
         expected = (
             f"merged with --model {model!r}: its base is random numbers that no other program has"
         )

@@ -15,7 +15,7 @@ class PairColumnOptions(LearnedFiles):
     """Column of the preferred response, text or chat messages; `a.b` is field b of column a. Empty:
     chosen."""
     rejected_key: str = ""
-    """Column of the response it was preferred to. Empty: rejected."""
+    """Column of the response that is not preferred. Empty: rejected."""
 
 
 @dataclass(frozen=True)
@@ -30,5 +30,5 @@ class PairDataConfig(PairColumnOptions):
     """Column of the prompt, text or chat messages. Empty takes prompt, problem, question,
     instruction, query or input, the first that is there."""
     margin_key: str = ""
-    """Column of a number: by how much the reward of the chosen response is to be the larger.
+    """Column of a number: by how much the reward of the chosen response is to exceed the other.
     Empty: margin, if it is there."""

@@ -30,8 +30,8 @@ class PlacementConfig(Options):
     half; they read one after the other. separate: rollouts have the first half, all other models the
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
-    With several processes, each has its own halves except with split. auto: flatten, and after the
-    second iteration a line says what the others would take by what its stages took."""
+    With several processes, each has its own halves except with split. auto: flatten; after the
+    second iteration a line predicts what the others would take."""
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
@@ -60,7 +60,7 @@ class PlacementConfig(Options):
         self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
 
     def check_lag(self, *, train: bool, deterministic: bool, top_k: int, correction: str) -> None:
-        """Raises OptionError if batches are to be sampled from an older policy, and cannot be."""
+        """Raises OptionError if --placement.lag is 1 and another option excludes that."""
         for is_wrong, expected in (
             (not train, "0 with --train false, which updates nothing"),
             (deterministic, "0 with --deterministic"),

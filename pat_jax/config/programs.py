@@ -19,10 +19,10 @@ class ProgramChoice:
     """The options that programs depend on.
 
     Attributes:
-      dtype: of the arithmetic, float32 or bfloat16.
-      roles: the policy, its reference if there is one, and the models that have shapes of their
-        own. Their sources only say whether there are any.
-      fsdp_size: devices that divide parameters; 0: all.
+      dtype: data type of the arithmetic, float32 or bfloat16.
+      roles: the policy, its reference if there is one, and the other models. A role's source is
+        only "own", or empty if it begins as the policy.
+      fsdp_size: number of devices over which parameters are divided; 0: all devices.
       rest: where models wait while no stage needs them.
       trains: whether there are updates.
       updates_per_step: optimizer steps of an iteration.
@@ -50,8 +50,8 @@ def program_choice(
     """Returns what the programs of a run depend on.
 
     Args:
-      others: the names of its models that have shapes of their own.
-      num_layers: of the policy. Shallow models scan their layers if the whole one does.
+      others: the names of the run's models beside the policy and the reference.
+      num_layers: layers of the whole policy: if they run as a loop, those of shallower copies do.
       platform: `jax.Device.platform` of the devices.
     """
     names = "rollout algorithm optimizer lora speculation roles critic teacher train remat model"

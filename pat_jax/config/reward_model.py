@@ -27,7 +27,7 @@ class RewardModelConfig(FineTuning):
     model: str = ""
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
     built-in shape such as demo, with random weights. The weights of a language model get a new
-    head, of zeros; those of a sequence classifier with one label go on. Shapes, and directories
+    head, of zeros; a sequence classifier with one label keeps its head. Shapes, and directories
     without a tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its
     tokens."""
     center_rewards_coefficient: float = option(0.0, not_negative(1000))

@@ -58,7 +58,7 @@ class RewardOptions(Options):
     """A weight for each --reward; if none is given, each is 1. A negative weight makes a penalty; 0
     only measures."""
     reward_timeout: float = option(10.0, positive(86_400))
-    """Wall-clock seconds that one response may take to score, and each try of an endpoint. A longer
+    """Wall-clock seconds that scoring one response may take, or one try of an endpoint. A longer
     call is killed and logged, and training leaves its response out of baseline and loss."""
     reward_workers: int = option(0, count(0, 1024))
     """Processes per reward that score responses at the same time, or concurrent calls of an

@@ -1,5 +1,4 @@
-"""The table of a run's models. A row is a value: what the model is, what trains it, what is read
-of it.
+"""The table of a run's models. A row (`Role`) names a model, its training, and what it predicts.
 
 Knows options. Does not know devices or arrays: `training/role_model.py` has the model of a row.
 """
@@ -22,7 +21,7 @@ WARM_START_RATE = 3e-3  # the peak; cosine to zero
 
 @dataclass(frozen=True)
 class Optimization:
-    """Steps of an optimizer."""
+    """An optimizer, and the number of its steps."""
 
     optimizer: OptimizerConfig  # with a learning rate
     steps: int  # of the whole run
@@ -38,7 +37,7 @@ class Trained:
     num_iterations: int = 1  # passes of an iteration over its batch
     router_aux_loss_coef: float = 0.0  # weight of the loss that balances experts
     is_mean: bool = True  # whether the weights of each mini-batch add up to 1 (`rl.Update`)
-    supervised: Optimization | None = None  # of the stage before, if there is one
+    supervised: Optimization | None = None  # of the supervised stage before, if any
     # What waits in the host's memory between updates, if --roles.rest is host.
     waits: Literal["moments", "state"] = "moments"
 
@@ -52,12 +51,12 @@ class Role:
       source: a directory, a model of the Hub or a built-in shape; empty: it begins with the
         parameters of the policy.
       option: the option that names the source, for messages.
-      compute: how it is computed: options of one role are never those of another.
+      compute: how the model is computed: data type, rematerialization, loops over layers.
       trained: how it is trained; None: it is frozen.
-      temperature: of sampling, by which log-probabilities are computed.
-      replays_routes: whether it is computed by the experts that the rollout recorded.
+      temperature: the sampling temperature at which log-probabilities are computed.
+      replays_routes: whether each token is computed by the experts that the rollout recorded.
       is_read: whether its predictions before an update are asked for even if no loss reads them.
-      top_k: number of its likeliest tokens to read at each position; 0: read the column.
+      top_k: number of its likeliest tokens to predict at each position; 0: only predict `column`.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Role:
 
     @property
     def devices(self) -> Literal["policy", "critic", "reference", "teacher", "reward"]:
-        """The place of its devices in a placement."""
+        """The field of `PlacementConfig` that names its devices."""
         match self.name:
             case "policy" | "critic" | "reference" | "teacher":
                 return self.name
@@ -123,7 +122,6 @@ def _policy(run: RunConfig) -> Role:
 
 
 def _training(run: RunConfig) -> Trained:
-    """How the policy is trained."""
     algorithm, stage = run.algorithm, run.warm_start
     # Moments of both optimizers have one form.
     moments = run.optimizer.moment_dtype
@@ -167,7 +165,7 @@ def _reading(run: RunConfig) -> Iterator[Role]:
 
 
 def reward_roles(run: RunConfig, platform: str) -> Iterator[Role]:
-    """Yields the reward models of a run, in bfloat16 but on CPUs."""
+    """Yields the reward models of a run, in bfloat16, on CPUs in float32."""
     dtype = settled_dtype("auto", platform, is_checkpoint=True)
     for name in run.reward:
         if name.startswith(REWARD_MODEL):

@@ -47,11 +47,11 @@ class EngineSizes(Options):
     """Most decode steps in one on-device burst."""
     expert_parallel: int = option(0, COUNT_OR_ZERO)
     """Devices over which the experts of a layer are divided, the same in all layouts; other devices
-    have copies. 0: as many of a host as divide them."""
+    have copies. 0: as many devices of a host as divide the experts."""
     expert_width: int = auto(COUNT)
     """Devices over which the width of each expert is divided in addition: steps of few sequences
-    are faster, those of many slower (docs/experts.md). auto: what the prices of `plan` choose for
-    the responses of a rollout on GPUs; elsewhere 1."""
+    are faster, those of many slower (docs/experts.md). auto: on GPUs the number with which a
+    rollout is fastest by the prices of `plan`; elsewhere 1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
     caches of a CPU's devices take a quarter of the machine's memory at most unless this is
@@ -125,6 +125,6 @@ class RolloutConfig(SamplingOptions, EngineSizes):
 
 @dataclass(frozen=True)
 class AskedRollout(RolloutConfig):
-    """A rollout of requests that may ask for more than those of a run do."""
+    """A rollout whose requests may ask for log-probabilities of the likeliest tokens."""
 
     max_logprobs: int = 0

@@ -140,7 +140,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def critic_optimizer(self) -> OptimizerConfig:
-        """The critic's optimizer, with the policy's options where it has none of its own."""
+        """The policy's optimizer with the critic's own learning rate and warm-up."""
         return self.critic.optimizer(self.optimizer)
 
     @property
@@ -177,7 +177,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def engine(self) -> EngineChoice:
-        """Only once `auto` is settled is its arithmetic known."""
+        """What the engine is built from. Its dtype is a real one only once `auto` is settled."""
         return EngineChoice(
             model=self.model,
             rollout=self.rollout,
@@ -214,7 +214,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def num_redraws(self) -> int:
-        """The most batches that replace groups without signal, which only an update needs."""
+        """Most further batches that replace groups without signal; 0 without updates."""
         return self.algorithm.dynamic_sampling if self.train else 0
 
     @property
@@ -223,7 +223,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
     def _check_split(self) -> None:
-        """Raises OptionError if models are to have whole processes, and cannot."""
+        """Raises OptionError if an option excludes `--placement split`."""
         for name, is_possible, otherwise in (
             ("train", self.train, "true"),
             ("algorithm.name", self.algorithm.has_critic, "ppo, which has a critic,"),
@@ -248,7 +248,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             )
 
     def _check_critic(self) -> None:
-        """Raises OptionError if there is no critic for its options, or nothing else is trained."""
+        """Raises OptionError if an option of the critic has no critic, or does not fit the run."""
         if not self.algorithm.has_critic:
             self.check_no_critic(self.algorithm.baseline)
         source = critic_source(self.critic.model, self.reward, self.model)

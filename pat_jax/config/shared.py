@@ -49,9 +49,8 @@ class LayoutChoice:
     """Which layouts rollouts may have.
 
     Attributes:
-      layout: the only one, such as dp2tp4; auto: all.
-      path: of a script, the layouts to switch to, each with the number of running sequences at
-        which that happens.
+      layout: the only layout, such as dp2tp4; auto: all layouts.
+      path: layouts in a fixed order, each with the number of running sequences to switch at.
     """
 
     layout: str = "auto"
@@ -59,7 +58,7 @@ class LayoutChoice:
 
     @property
     def option(self) -> str:
-        """The option that says so, and its value."""
+        """The option that chooses the layouts, and its value, for messages."""
         path = ",".join(f"{layout}@{running}" for layout, running in self.path)
         return f"option --layout is {path or self.layout!r}"
 
@@ -77,8 +76,9 @@ class Planned(Options):
     """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
     are still balanced."""
     profile: str = option("auto", GIVEN)
-    """The measured times that the planner uses: a file of `python -m pat_jax.profile`; auto takes
-    the one for this model and these devices, if any; none measures a quick one while warming up."""
+    """The profile (measured times) that the planner uses: a file of `python -m pat_jax.profile`;
+    auto takes the file for this model and these devices, if any; none measures a quick profile
+    while warming up."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 

@@ -31,5 +31,5 @@ class TaskChoice:
     skips_special_tokens: bool
 
     def rewards(self, own: str) -> list[str]:
-        """Returns the names of the rewards, `auto` replaced by `own`."""
+        """Returns the names of the rewards, `auto` replaced by `own`, the task's reward."""
         return [own if reward == "auto" else reward for reward in self.reward]

@@ -16,15 +16,15 @@ class TeacherConfig(Options):
     """The teacher, with --algorithm.name distill: a Hugging Face checkpoint directory or a model of
     the Hub with the tokenizer of --model, of any family and size."""
     top_k: int = option(0, count(0, 256))
-    """Learn from so many of the teacher's likeliest tokens at each position, and from all others as
-    one: the loss is the reverse KL over these, and --algorithm.distill_coef its weight. 0: learn
-    from the sampled token alone, as an advantage."""
+    """Learn from this many of the teacher's likeliest tokens at each position, and from all other
+    tokens as one. The loss is the reverse KL over these; --algorithm.distill_coef is its weight. 0:
+    learn from the sampled token alone, as an advantage."""
 
     def check_use(self, weight: float) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one.
 
         Args:
-          weight: of what is learned from it (`--algorithm.distill_coef`).
+          weight: weight of the teacher's term (`--algorithm.distill_coef`).
         """
         given = self.model != ""
         self.need(

@@ -30,9 +30,9 @@ class EvaluatedRewardModel(RewardModelOptions):
     """A reward model to evaluate in place of a policy, or how those of --reward run."""
 
     model: str = field(default="", metadata=SHORT_FORM)
-    """A reward model, a Hugging Face checkpoint directory or a model of the Hub, to be evaluated on
-    preference pairs in place of a policy: the share of the pairs of --data whose chosen response
-    has the larger reward, also by the column subset if there is one, as in RewardBench
+    """A reward model to evaluate in place of a policy: a Hugging Face checkpoint directory or a
+    model of the Hub. Measures the share of the preference pairs of --data whose chosen response has
+    the larger reward, also by the column subset if there is one, as in RewardBench
     (docs/reward-models.md)."""
 
 
@@ -57,12 +57,12 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from
     its checkpoint; nothing there is changed, and the run may be going on."""
     checkpoint: int | None = option(None, STEPS)
-    """Step of the run's checkpoint. Unless given the newest that is whole."""
+    """Step of the run's checkpoint. If it is not given: the newest complete checkpoint."""
     out: str = ""
     """Folder for results.json and completions.jsonl; empty makes evaluations/<date-time>."""
     resume: bool = False
-    """Go on with the evaluation in --out that was killed, by the options that it was begun with:
-    behind the responses that are there. The rewards are asked anew."""
+    """Continue the killed evaluation in --out, with the options that it was begun with. Responses
+    that are there are kept; all are scored anew."""
     num_prompts: int = option(0, COUNT_OR_ZERO)
     """Problems of each file, always the same ones; 0 takes all."""
     num_generations: int = option(1, RESPONSES)
@@ -123,7 +123,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         return sorted({*(self.pass_at or (*powers, n))})
 
     def check_given(self) -> None:
-        """Raises UserError where there is nothing to evaluate, or nothing to evaluate on."""
+        """Raises UserError if no model is given, or no files to evaluate it on."""
         scored = self.reward_model.model
         model = self.model or self.run_dir or scored
         for name, value, what in (
@@ -140,7 +140,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         return self.model_of(self.data, self.run_dir)
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:
-        """The options under the names that an evaluation in training goes by. Raises UserError if
+        """The options as those of a run, which evaluates in the same way. Raises UserError if
         prompt and response do not fit the model's context."""
         context = model.max_position
         prompt = self.max_prompt_length or min(1024, context // 2)

@@ -27,7 +27,7 @@ class EvaluationFolder:
 
     def __init__(self, config: EvaluateConfig):
         """Raises UserError if the folder cannot be made or written, if another process evaluates
-        there, or if what lies there is of something else."""
+        there, or if its files are of something else."""
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
         process_group().agree("folder of the evaluation", lambda: self._begin(config))
@@ -50,7 +50,7 @@ class EvaluationFolder:
         try:
             log_to(path / LOG_FILE)
             replace_text(path / CONFIG_FILE, dump(begun))
-            # Those whose rewards ended the evaluation, or were being written when it was killed.
+            # Left by an earlier start that was killed, or ended by its rewards.
             (path / COMPLETIONS_FILE).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -61,7 +61,7 @@ class EvaluationFolder:
         )
 
     def finish(self, results: str) -> None:
-        """Writes the results. The responses are then in the completions."""
+        """Writes the results, and removes the kept responses, which the completions repeat."""
         replace_text(self.path / RESULTS_FILE, results)
         if process_group().is_first:
             self.responses.path.unlink()

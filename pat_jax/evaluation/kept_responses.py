@@ -1,4 +1,4 @@
-"""The responses of an evaluation on disk as they end: one that is killed goes on behind them.
+"""Keeps an evaluation's responses on disk as they end: if it is killed, it continues after them.
 
 Knows requests and files. Does not know what generates, nor rewards.
 """
@@ -27,9 +27,9 @@ class KeptResponses:
         be written."""
         self.path = path
         self._file: PatientFile | None = None  # of the first process
-        # By the place of the request, with the line and the checksum of the request.
+        # By index of the request: line in the file, checksum of the request, completion.
         self._kept = process_group().agree("responses before", self._open)
-        self.num_tokens = 0  # of responses that were not there
+        self.num_tokens = 0  # of responses that were not on disk before
 
     def _open(self) -> dict[int, tuple[int, int, Completion]]:
         whole = whole_lines(self.path)
@@ -42,9 +42,9 @@ class KeptResponses:
         return len(self._kept)
 
     def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Places of requests and their completions: first those on disk, then those that `ask`
-        generates for the others, each on disk before it is handed on. Raises UserError if what is
-        on disk belongs to other requests."""
+        """Yields indices of requests with completions: first those on disk, then those that `ask`
+        generates for the other requests. Each is written to disk before it is yielded. Raises
+        UserError if what is on disk belongs to other requests."""
         for place, (line, checksum, done) in self._kept.items():
             if place >= len(requests) or requests[place].checksum != checksum:
                 raise UserError(
@@ -79,7 +79,6 @@ class KeptResponses:
                 f"{self.path}, line {number}, is no response of an evaluation: expected an object with "
                 "place, request, tokens and truncated; choose another --out."
             ) from None
-        # An evaluation looks at no log-probabilities; anybody who did would see that there are
-        # none.
+        # An evaluation uses no log-probabilities, and the file has none: NaN.
         nothing = np.full(len(tokens), np.nan, np.float32)
         return place, (number, checksum, Completion(tokens, nothing, is_truncated))

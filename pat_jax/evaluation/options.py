@@ -1,5 +1,4 @@
-"""The options of an evaluation that begins or goes on, and whether its folder is a place for
-that."""
+"""The options of an evaluation, new or resumed, and a check that its folder can be used."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from pat_jax.run.files.folder import COMPLETE, CONFIG_FILE, differences, is_used
 
 RESULTS_FILE = "results.json"
 RESPONSES_FILE = "responses.jsonl"  # while there are no results
-# What an evaluation that goes on may have otherwise: no response follows from it.
+# Options that may change when an evaluation is resumed: responses do not depend on them.
 _FREE = (
     *("out", "resume", "batch", "layout", "profile", "devices", "num_completions_to_print"),
     *("pass_at", "reward", "reward_weights", "reward_timeout", "reward_workers"),
@@ -25,8 +24,9 @@ _FREE = (
 def options_of_evaluation(
     argv: Sequence[str], parse: Callable[..., EvaluateConfig]
 ) -> EvaluateConfig:
-    """The options that `argv` asks for, by `command_line.parse`; those of one that goes on are its
-    own, unless given again. Raises UserError if they are wrong, or if its folder cannot be used."""
+    """Returns the options that `argv` asks for, by `command_line.parse`. With --resume, options
+    that are not given again are those of the evaluation in the folder. Raises UserError if options
+    are wrong, or if the folder cannot be used."""
     resumed = parse(argv, only=("resume", "out"))
     if not resumed.resume:
         config = parse(argv)
@@ -47,7 +47,7 @@ def options_of_evaluation(
 
 
 def _check_new(name: str) -> None:
-    """Raises UserError where results would be written over others."""
+    """Raises UserError if the folder is in use: results would overwrite others."""
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or is_used(folder)):
         advice = "choose another"
@@ -57,7 +57,7 @@ def _check_new(name: str) -> None:
 
 
 def _check_begun(folder: Path) -> Path:
-    """The options of the evaluation that was begun there; raises UserError where none goes on."""
+    """Returns the file of an unfinished evaluation's options. Raises UserError if there is none."""
     option, path = f"option --out is {str(folder)!r}", folder / CONFIG_FILE
     if (folder / RESULTS_FILE).exists():
         raise UserError(

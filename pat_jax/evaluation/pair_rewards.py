@@ -1,4 +1,4 @@
-"""What came of the evaluation of a reward model: results.json, and a table for people."""
+"""The results of an evaluation of a reward model: results.json, and a table for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def content(
     left_out: Mapping[str, int],
     seconds: float,
 ) -> str:
-    """Returns the text of results.json. `left_out` says by set how many pairs were too long."""
+    """Returns the text of results.json. `left_out` has the number of too long pairs of each set."""
     whole = {
         "pat_jax": __version__,
         "options": asdict(config),
@@ -89,7 +89,7 @@ def content(
 
 
 def words(config: EvaluateConfig, parts: Sequence[PairRewards], seconds: float) -> str:
-    """Returns the same for people: a line for each set and each of its subsets."""
+    """Returns a table for people: a line for each set and each of its subsets."""
     lines: list[list[Cell]] = []
     for one in [*parts, PairRewards.joined(parts)] if len(parts) > 1 else parts:
         lines.append(_line(one.name, one))

@@ -24,15 +24,15 @@ from pat_jax.run.start.task import (
 class ProblemSets:
     rewards: Sequence[str]
     sets: Sequence[HeldoutSet]
-    columns: Sequence[str]  # that any problem has
+    columns: Sequence[str]  # names of all columns that some problem has
     notes: Sequence[str]  # what a person should know, such as how many problems were too long
     left_out: Mapping[str, Mapping[str, int]]  # problems, by set and reason
 
     def fitted(
         self, rollout: RolloutConfig, num_generations: int, num_devices: int
     ) -> RolloutConfig:
-        """With room for no more rows and no longer prompts than `num_generations` responses to each
-        of these problems need."""
+        """Returns `rollout` with no more rows and no longer prompts than `num_generations`
+        responses to each of these problems need."""
         prompts = [prompt for one in self.sets for prompt in one.prompts]
         samples = len(prompts) * num_generations
         rows = min(rollout.prompts_per_step, math.ceil(samples / num_devices) * num_devices)
@@ -41,7 +41,7 @@ class ProblemSets:
 
 
 def load_problem_sets(asked: TaskChoice, tokenizer: Tokenizer) -> ProblemSets:
-    """Raises UserError if a file is unusable, with this tokenizer or at all."""
+    """Reads the problem sets. Raises UserError if a file cannot be used."""
     rewards = asked.rewards("math")
     read = problem_reader(asked, tokenizer, rewards, "--max_prompt_length")
     splits = read_sets("data", asked.eval.data, read)

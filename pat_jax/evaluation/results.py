@@ -1,5 +1,4 @@
-"""What came of an evaluation: results.json, and a table for people. Knows numbers, not how they
-come about."""
+"""The results of an evaluation: results.json, and a table for people. Knows only numbers."""
 
 import json
 import math
@@ -24,8 +23,8 @@ def content(
     left_out: Mapping[str, Mapping[str, int]],
     num_tokens: int,
 ) -> str:
-    """The text of results.json. `left_out` has the problems by set and reason, `num_tokens` counts
-    those of the responses that were generated in the evaluation's seconds."""
+    """Returns the text of results.json. `left_out` counts the problems by set and reason.
+    `num_tokens` are those of the responses that this evaluation generated, without resumed ones."""
     ks = config.ks
     whole: dict[str, Any] = {
         "pat_jax": __version__,
@@ -41,7 +40,7 @@ def content(
 
 
 def words(config: EvaluateConfig, found: Evaluation, num_tokens: int) -> str:
-    """The same for people."""
+    """Returns the results as a table for people."""
     several = [*found.parts, found.total] if len(found.parts) > 1 else list(found.parts)
     seconds = found.seconds
     speed = f"{num_tokens:,} tokens in {seconds:.1f} s, {num_tokens / seconds:,.0f} a second"
@@ -50,7 +49,7 @@ def words(config: EvaluateConfig, found: Evaluation, num_tokens: int) -> str:
 
 
 def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
-    """A line for each set of problems; ± is half of the 95 % interval."""
+    """Returns a line for each set of problems; ± is half of the 95 % interval."""
     n = rows[0].num_samples
     has_votes = any(one.majority() for one in rows)
     shown = [k for k in ks if k > 1 or any(_differ(one) for one in rows)]
