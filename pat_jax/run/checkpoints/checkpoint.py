@@ -1,7 +1,7 @@
 """Checkpoints of everything that a resumed run needs, written in the background by Orbax.
 
-Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Does not know what the
-state or the metadata mean, nor how damage shows in files (`files.py`).
+Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Does not know what
+state and metadata mean, nor how damaged files are recognized (`files.py`).
 """
 
 import logging
@@ -56,9 +56,9 @@ class Checkpointer:
 
     Args:
       directory: the folder of the checkpoints; created when missing.
-      max_to_keep: checkpoints kept; an old one is deleted after a newer one is complete.
-      fingerprint: must agree for a checkpoint to be usable (the model's configuration, as JSON
-        values). Saved with each checkpoint and compared before any array is read.
+      max_to_keep: number of checkpoints kept; an old one is deleted once a newer one is complete.
+      fingerprint: the model's configuration, as JSON values. A checkpoint can only be used if it
+        has the same. Saved with each checkpoint and compared before any array is read.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Checkpointer:
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
         """Starts writing; the state may be donated as soon as this returns. Raises ValueError if
         there is a newer checkpoint, as this one could never be resumed from. Raises SaveError if
-        this one cannot be begun, or if the last one could not be written.
+        this checkpoint cannot be begun, or if the last one could not be written.
 
         Args:
           step: steps done; saving the newest step again does nothing.

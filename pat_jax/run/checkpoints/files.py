@@ -1,4 +1,4 @@
-"""The folders of checkpoints, and whether their files have their sizes and checksums.
+"""The folders of checkpoints: finds them, seals their files with checksums, and detects damage.
 
 Knows files and bytes. Does not know what is in them (`checkpoint.py`).
 """

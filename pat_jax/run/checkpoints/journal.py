@@ -1,4 +1,4 @@
-"""Journal of the responses, with scores, of iterations that no checkpoint covers yet.
+"""Keeps responses and their scores on disk until a checkpoint covers their iteration.
 
 A run that is resumed after a kill reads them instead of generating them again. A response is reused
 if its request is the same and the policy has the same bits. Knows requests, scores and files. Does
@@ -37,7 +37,7 @@ Scores = dict[str, Score]  # of a response, by function
 class SavedResponse:
     """One response, as read from disk."""
 
-    request: int  # its checksum
+    request: int  # checksum of the request
     completion: Completion
     scores: Scores
 
@@ -125,10 +125,10 @@ class Batch:
 
     number: int
     iteration: Iteration
-    before: dict[int, SavedResponse]  # by place among the requests
-    scores: dict[int, Scores] = field(default_factory=dict)  # of those taken from the disk
-    taken: int = 0  # responses, from the disk
-    # Places and functions of the scores that are there.
+    before: dict[int, SavedResponse]  # by the index of the request
+    scores: dict[int, Scores] = field(default_factory=dict)  # of responses from the disk
+    taken: int = 0  # number of responses from the disk
+    # Scores that are written already: index of the request, and function.
     _kept: set[tuple[int, str]] = field(default_factory=set)
 
     def completions(
@@ -189,8 +189,8 @@ def response_row(request: Request, done: Completion) -> dict[str, Any]:
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
-    """Returns the responses of this policy with their scores, by batch and place. Lines of other
-    policies are left out."""
+    """Returns the responses of this policy with their scores, by batch and index of the request.
+    Lines of other policies are left out."""
     found: dict[tuple[int, int], SavedResponse] = {}
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""Reads JSON files that a run has written; a file that is not as written costs one sentence.
+"""Reads JSON files that a run has written. A file of another form gives a one-sentence error.
 
 Knows text and dataclasses. Does not know what the files are about.
 """

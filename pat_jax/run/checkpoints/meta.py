@@ -1,4 +1,4 @@
-"""Reads a checkpoint's fingerprint (of its run's model) and metadata, without its arrays.
+"""Reads a checkpoint's fingerprint (the shape of its models) and metadata, without its arrays.
 
 Reads a small JSON file, starts no backend and writes nothing. Does not know what the metadata mean.
 """
@@ -19,7 +19,7 @@ from pat_jax.run.checkpoints.files import METADATA, checkpoints_in, damage
 _DEFAULTS = {x.name: x.default for x in fields(ModelConfig) if x.default is not MISSING} | {
     "learns_from": "examples"
 }
-_LATER = {"optimizer.moment_dtype"}  # fields that earlier versions had without saying so
+_LATER = {"optimizer.moment_dtype"}  # fields that earlier versions did not write
 
 
 def newest_meta(directory: str | Path) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ def newest_meta(directory: str | Path) -> dict[str, Any] | None:
 
 @contextmanager
 def as_written(checkpoint: Path) -> Iterator[None]:
-    """While entered, turns what metadata of another form raise where they are read into a
+    """Turns errors that are raised inside, as metadata have another form than expected, into a
     UserError."""
     try:
         yield
@@ -59,8 +59,8 @@ def check_fingerprint(
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Returns what `JsonSave` wrote: `fingerprint` and `meta`. Raises ValueError if it is neither,
-    and OSError if it cannot be read."""
+    """Returns the checkpoint's JSON: an object of `fingerprint` and `meta`. Raises ValueError if it
+    has another form, and OSError if it cannot be read."""
     meta = parse_json((path / METADATA).read_bytes())
     if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
         raise ValueError("it has no fingerprint or no metadata")
@@ -77,8 +77,8 @@ def check_same(
     directory: Path,
     changed: Sequence[str] = (),
 ) -> None:
-    """Raises UserError if two fingerprints differ in anything except for padding. A field that one
-    of them lacks, as another version wrote it, has its default."""
+    """Raises UserError if two fingerprints differ, except for padding. A field that another version
+    did not write counts as its default."""
     both = [{**_DEFAULTS, **one} for one in (saved, wanted)]
     there, here = ({name: one.get(name, "nothing") for name in both[0] | both[1]} for one in both)
     unsaid = {*PADDING, *(_LATER - saved.keys())}

@@ -56,15 +56,16 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
 
 
 def open_writer() -> ocp.Checkpointer:
-    """Returns what writes one folder like a checkpoint, with checksums, and then returns."""
+    """Returns a writer of one folder like a checkpoint, with checksums. It waits until all is
+    written."""
     silence()
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), temporary_path_class=_Sealed)
 
 
 def reason(error: BaseException) -> tuple[bool, str]:
-    """Returns why a checkpoint was not written, preceded by whether this process only timed out.
-    A process that cannot write its part makes the others wait for that part. In the end it raises
-    a timeout itself, with its own error as the cause."""
+    """Returns whether this process only timed out, and why a checkpoint was not written. A process
+    that cannot write its part makes the others wait for that part. In the end it raises a timeout
+    itself, with its own error as the cause."""
     mistake: BaseException | None = error
     while mistake is not None and _is_wait(mistake):
         mistake = mistake.__cause__ or mistake.__context__

@@ -1,4 +1,4 @@
-"""Arrays of some processes alone in Orbax's checkpoints.
+"""Lets Orbax's checkpoints hold arrays that only some processes have.
 
 In Orbax each process has a shard of each array, and process 0 writes all metadata. Here the owners
 of an array write it, and the first of them writes its metadata. Knows Orbax and who owns which

@@ -44,8 +44,8 @@ def _written(path: Path, params: Any) -> str:
 def read_reference(run_dir: str, step: int, abstract: Any) -> Any:
     """Returns the parameters in the form of `abstract`. Raises UserError if they cannot be read.
 
-    Earlier versions kept them in each checkpoint. Then they are read from that of `step`, and
-    saved, because later checkpoints replace it."""
+    Earlier versions kept them in each checkpoint. Then they are read from the checkpoint of `step`,
+    and saved here, because later checkpoints lack them."""
     path = Path(run_dir).absolute() / FOLDER
     us = process_group()
     if us.agree("whether there is a reference", path.is_dir):

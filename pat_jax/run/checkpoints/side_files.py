@@ -41,7 +41,7 @@ class SideFiles:
             log.warning("%s are not in %s: %s", self._what, self._folder, error)
 
     def restore(self, step: int, take: Callable[[bytes], None], expected: str) -> str:
-        """Passes the file's content of `step` to `take`, in every process. Returns "", or a
+        """Passes the content of the file of `step` to `take`, in every process. Returns "", or a
         sentence on why the file cannot be used: it cannot be read, or `take` raised ValueError. The
         sentence ends with what was `expected`."""
         content, why = process_group().agree(self._what, lambda: _content(self.path(step)))
@@ -60,7 +60,7 @@ class SideFiles:
 
 
 def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
-    """Returns the content of a file: a sealing line, `told` as a line of JSON, and `rest`."""
+    """Returns a file's content: a line with its checksum, `told` as a line of JSON, and `rest`."""
     return sealed(what, json.dumps(told).encode() + b"\n" + rest)
 
 

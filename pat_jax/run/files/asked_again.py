@@ -1,4 +1,4 @@
-"""Options that a run is resumed with although its folder has them.
+"""Options that must be given again to resume a run, although its folder has them.
 
 The folder may be from somebody else. Knows rewards by name. Imports no jax, as options are read
 before it.
@@ -19,10 +19,8 @@ ASKED = ("reward", "algorithm.loss")
 
 
 def asked_again(config: Options) -> list[str]:
-    """Returns the options that a run or evaluation is resumed with, though its folder has them.
-
-    These are rewards that run code or are sent the responses, and a loss of the user's own. A
-    folder may be from somebody else."""
+    """Returns the options that must be given again to resume a run or evaluation: rewards that run
+    code or are sent the responses, and a loss of the user's own."""
     found: list[str] = []
     if isinstance(config, RewardOptions) and any(map(_is_open, config.reward)):
         found += ["--reward", *config.reward]
@@ -32,8 +30,8 @@ def asked_again(config: Options) -> list[str]:
 
 
 def check_asked(config: Options, given: Options, folder: Path) -> None:
-    """Raises UserError unless the options `given` on the command line have what `asked_again` says
-    of `config`, which those of the folder are part of."""
+    """Raises UserError unless the command line's options, `given`, repeat those that `asked_again`
+    returns for `config`, which includes the folder's options."""
     if (wanted := asked_again(config)) != asked_again(given):
         raise UserError(
             f"the options in {folder} run code or send texts to an address ({shlex.join(wanted)}): expected "

@@ -36,9 +36,9 @@ Options = TypeVar("Options", bound=AnyRun)
 
 
 def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
-    """Returns the options that `argv` asks for. A resumed run keeps its own, unless given again.
-    `parse` has the interface of `command_line.parse`. Raises UserError if an option is wrong, or if
-    there is no run to resume."""
+    """Returns the options that `argv` asks for. A resumed run keeps its options unless they are
+    given again. `parse` has the interface of `command_line.parse`. Raises UserError if an option is
+    wrong, or if there is no run to resume."""
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
@@ -171,8 +171,8 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 
 def check_resumed(config: AnyRun, fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the fingerprint of a run, with what its optimizer adds. Raises UserError if a resumed
-    run's newest checkpoint has another one."""
+    """Returns the run's fingerprint, with the optimizer's data type added. Raises UserError if a
+    resumed run's newest checkpoint has another fingerprint."""
     fingerprint = {**fingerprint, "optimizer.moment_dtype": config.optimizer.moment_dtype}
     if config.resume:
         folder = Path(config.run_dir)

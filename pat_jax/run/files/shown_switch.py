@@ -20,16 +20,16 @@ SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.svg"
 
 @dataclass(frozen=True)
 class ComputedPlan:
-    """The plan of a rollout on devices that are not there."""
+    """The plan of a rollout on devices that this machine does not have."""
 
-    command: str  # computes the plan again
+    command: str  # the command that computes this plan
     model: str
     target: str
     responses: int
     max_tokens: int  # of a response
     reliance: str  # a sentence on how reliable its seconds are
     planned_s: float
-    static: tuple[tuple[str, float], ...]  # each layout, and seconds of the whole rollout in it
+    static: tuple[tuple[str, float], ...]  # each layout, and the seconds of a rollout in it
     trace: RolloutTrace
 
     @property
@@ -50,7 +50,7 @@ class ComputedPlan:
 class ShownSwitch:
     step: int  # the step whose rollout this would have been
     is_cpu: bool
-    reason: str  # of the first plan
+    reason: str  # the planner's first plan and its reason
     planned: RolloutTrace
     forced: RolloutTrace  # with one switch
     responses: int
@@ -63,7 +63,7 @@ class ShownSwitch:
         return self.forced.switches[0]
 
     def lines(self) -> Iterator[str]:
-        """Yields lines about the measured times, for the user."""
+        """Yields lines for the user: how many tokens are equal, and the measured seconds."""
         switch = self.switch
         sent = switch.sent.total if switch.sent else 0
         yield (

@@ -36,11 +36,11 @@ def introduction(
     """Returns a line such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | …".
 
     Args:
-      model: its name, or its directory.
-      dtype: of the arithmetic.
-      learning: the method; "" if nothing is learned.
-      rollout_weights: their form in rollouts; auto is that of the arithmetic.
-      lora: the adapters, if they are what is trained.
+      model: the model's name or directory.
+      dtype: data type of the arithmetic.
+      learning: the algorithm; "" if nothing is learned.
+      rollout_weights: format of the rollout's weights; auto is the arithmetic's.
+      lora: the adapters, if only these are trained.
     """
     kind = devices[0].device_kind
     arithmetic = f"{dtype} arithmetic"

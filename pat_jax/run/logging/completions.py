@@ -1,6 +1,6 @@
 """Shows a few responses at each evaluation, and writes all to a file with --log_completions.
 
-Knows rollouts, rewards and text. Does not know how any of them comes about.
+Knows rollouts, rewards and text. Does not know what generates or scores.
 """
 
 import json
@@ -121,7 +121,7 @@ class Completions:
         names: Sequence[str] = (),
     ) -> Iterator[None]:
         """Writes the responses if a UserError is raised inside, such as by a reward, so that they
-        are not lost. Adds to the error where they are."""
+        are not lost. Adds the file's path to the error."""
         try:
             yield
         except UserError as error:

@@ -35,8 +35,8 @@ class KeptRollouts:
             self._kept.setdefault(NEWEST, max(known, key=lambda one: one.step))
 
     def add(self, step: int, trace: RolloutTrace) -> None:
-        """Keeps the rollout if it is the first, slowest or newest. One without decode steps is
-        ignored."""
+        """Keeps the rollout as the newest, and as first or slowest if it is that. Ignores one
+        without decode steps."""
         if not trace.running:
             return
         one, slowest = KeptRollout(step, trace), self._kept.get(SLOWEST)

@@ -33,7 +33,7 @@ class Sample:
     finish: str
     # The unweighted score of each reward function, if there are several.
     rewards: dict[str, float | None] = field(default_factory=dict)
-    answer: str | None = None  # the right one, where the problem has one
+    answer: str | None = None  # the problem's right answer, if it has one
 
     @property
     def facts(self) -> str:

@@ -26,9 +26,9 @@ def describe_update(
 
     Args:
       lengths: tokens of each sequence.
-      shared: number of its first tokens that are computed together with another sequence.
+      shared: for each sequence, the number of its first tokens that another sequence shares.
       seconds: time of the whole update.
-      flops: floating-point operations of all its forward and backward passes.
+      flops: floating-point operations of all forward and backward passes of the update.
     """
     measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
     if chip := chip_of(devices[0].device_kind):

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class StageLog:
-    """Logs what the stages of each iteration took."""
+    """Logs the seconds of each stage of an iteration."""
 
     def __init__(self, timeline: Timeline, places: Places):
         self._timeline, self._places = timeline, places
@@ -31,8 +31,7 @@ class StageLog:
 
 
 def seconds_of(spans: Sequence[Span]) -> Mapping[str, float]:
-    """Returns the seconds of each stage, all its parts together. Parts that take no visible time
-    are left out."""
+    """Returns the seconds of each stage, summed over its parts, without parts below `LEAST`."""
     begin = min((span.begin_s for span in spans), default=0.0)
     whole = max((span.end_s for span in spans), default=0.0) - begin
     found: dict[str, float] = {}
@@ -45,7 +44,7 @@ def seconds_of(spans: Sequence[Span]) -> Mapping[str, float]:
 def _of_all_processes(spans: Sequence[Span], places: Places) -> list[Span]:
     """Returns the stages of all processes, each as the first owner of its devices has timed it.
 
-    The processes have begun their timelines when they last told each other something.
+    Timelines begin when the processes last exchanged something, so they agree.
     """
     us, devices = process_group(), places.devices
     place = {device: i for i, device in enumerate(devices)}

@@ -1,6 +1,6 @@
 """Warns once if a run learns nothing, or if many responses are cut, and suggests what to look at.
 
-Knows metrics. Does not know how they come about.
+Knows metrics. Does not know how they are measured.
 """
 
 import logging
@@ -52,7 +52,7 @@ def advice_on_length(row: Mapping[str, Any], longest: int) -> str:
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a sentence on what to look at if the metrics of the last `STEPS` steps did not move.
-    Returns "" if they did, or if nothing is trained. In `rows`, the metrics of steps, NaN or None
+    Returns "" if they did, or if nothing is trained. `rows` are the metrics of steps; NaN or None
     stands for values that are not finite."""
     last = rows[-STEPS:]
     if len(last) < STEPS or not all(GRADIENT in row for row in last):

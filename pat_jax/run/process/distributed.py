@@ -1,6 +1,5 @@
-"""Connects the processes of a run: all have the same options, and one signal stops all.
-
-A process that is alone connects to nobody.
+"""Connects the processes of a run: all have the same options, and a signal to one stops all. A run
+of one process connects to nothing.
 """
 
 from dataclasses import asdict, replace

@@ -14,9 +14,9 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 @contextmanager
 def in_program() -> Iterator[StopSignals]:
-    """While entered, the run owns the package's log, and signals stop the run; both are restored
-    afterwards. Raises KeyboardInterrupt if SIGINT has stopped the run, which is saved by then.
-    After any other signal, sends it once more, for the program's own handler."""
+    """Inside this context, the run owns the package's log, and signals stop the run; both are
+    restored afterwards. Raises KeyboardInterrupt if SIGINT has stopped the run, which is saved by
+    then. Any other signal is sent once more, for the program's own handler."""
     stopped: Stopped | None = None
     with _logging_given_back():
         try:

@@ -49,11 +49,11 @@ Restored = tuple[int, dict[str, Any], dict[str, Any]]  # step, state and metadat
 
 @dataclass(frozen=True)
 class WholeStep:
-    """A step after which the run can go on: what a checkpoint saves of it.
+    """A completed step, as a checkpoint saves it.
 
     Attributes:
-      state: of the trained models, by role.
-      beside: write further files, given the step, before the checkpoint is written.
+      state: training states of the trained models, by role.
+      beside: functions that write further files before the checkpoint is written, given the step.
     """
 
     step: int
@@ -69,7 +69,7 @@ class OpenRun:
     Args:
       command: the command of such runs, as in `python -m pat_jax.COMMAND`.
       steps: steps of the whole run.
-      fingerprint: a checkpoint must have the same to be resumed.
+      fingerprint: a checkpoint can only be resumed if it has the same fingerprint.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class OpenRun:
         fingerprint: Mapping[str, object],
     ):
         self._config, self._command, self._started = config, command, time.perf_counter()
-        self.whole: WholeStep | None = None  # the last one; None: nothing to save yet
+        self.whole: WholeStep | None = None  # the last whole step; None: nothing to save yet
         shared, us = Path(config.run_dir), process_group()
         self._lock: BaseFileLock | None = None  # held by the first process
         self._changed = us.agree("the run's folder", self._hold)
@@ -139,8 +139,7 @@ class OpenRun:
 
     @contextmanager
     def kept_at_a_stop(self) -> Iterator[None]:
-        """While entered, saves the last whole step if a signal stops the run, and prints how to go
-        on."""
+        """If a signal stops the run inside, saves the last whole step, and prints how to resume."""
         try:
             yield
         except Stopped as stop:
@@ -173,8 +172,8 @@ class OpenRun:
     def saved_at_an_error(
         self, signals: StopSignals, write_metrics: Callable[[], None]
     ) -> Iterator[None]:
-        """While entered, any error has the last whole step saved before it goes on.
-        `write_metrics` is called before that, and writes those of the step that are pending."""
+        """If an error is raised inside, saves the last whole step before the error is raised
+        further. Before that, `write_metrics` writes the pending metrics of that step."""
         try:
             yield
         except (Stopped, StoppedAtOnce):  # `stop` saves at the first; the second saves nothing
@@ -223,8 +222,8 @@ class OpenRun:
             self._lock.release()
 
     def tell_end(self, compile_s: float, plan: str = "") -> None:
-        """Prints a summary of the run, where its time went, and what is in its folder. `plan` is
-        that of the newest rollout."""
+        """Prints a summary of the run, where its time went, and what is in its folder. `plan`
+        describes the plan of the newest rollout."""
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         if plan:
             print(f"newest rollout: {plan}")

@@ -1,4 +1,4 @@
-"""The steps of a run of any kind: writes, shows and saves what each has measured and learned.
+"""The steps of any run: writes and shows the metrics of each step, and saves checkpoints.
 
 Knows metrics and checkpoints. Does not know what is in them.
 """
@@ -15,8 +15,8 @@ from pat_jax.run.process.stop_signals import StopSignals
 
 @contextmanager
 def steps_after(whole: WholeStep, files: OpenRun, signals: StopSignals) -> Iterator["Steps"]:
-    """Opens the metrics, and yields the steps that follow `whole`. At an error, the last whole step
-    is saved before the error goes on."""
+    """Opens the metrics, and yields the steps that follow `whole`. If an error is raised inside,
+    the last whole step is saved."""
     files.whole = whole
     files.progress.start(whole.step)
     with files.page.kept(whole.step), files.metrics(whole.step) as metrics:
@@ -26,7 +26,7 @@ def steps_after(whole: WholeStep, files: OpenRun, signals: StopSignals) -> Itera
 
 
 class Steps:
-    """The steps of one start of a run."""
+    """The steps that a run makes from one start to its end or stop."""
 
     def __init__(self, files: OpenRun, signals: StopSignals, metrics: MetricsWriter):
         self._files, self.signals, self.metrics = files, signals, metrics

@@ -28,9 +28,9 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; a second SIGTERM or SIGINT ends
-    the process at once. A closing terminal sends SIGHUP several times, so repeats of it do nothing;
-    if it is ignored, as under nohup, it stays ignored.
+    """Inside this context, SIGTERM, SIGINT and SIGHUP raise `Stopped`; a second SIGTERM or SIGINT
+    ends the process at once. A closing terminal sends SIGHUP several times, so repeats of it do
+    nothing; if it is ignored, as under nohup, it stays ignored.
 
     Args:
       owns_process: False for a run inside of a program, such as a notebook. The second SIGINT then
@@ -40,7 +40,7 @@ class StopSignals:
 
     def __init__(self, *, owns_process: bool = True) -> None:
         self._received: int | None = None
-        self._num_asked = 0  # by people and schedulers
+        self._num_asked = 0  # SIGTERM and SIGINT received
         self._is_held = False
         self._owns_process = owns_process
         self._us = process_group()

@@ -15,7 +15,7 @@ from pat_jax.run.files.shown_switch import ShownSwitch
 from pat_jax.run.generation import full_load, sampled, training_requests
 from pat_jax.run.opened import Run
 
-TAIL = 4  # the switch comes when one in so many responses is unfinished
+TAIL = 4  # the switch comes when a quarter of the responses is unfinished
 
 
 def same_rollout(run: Run) -> ShownSwitch:

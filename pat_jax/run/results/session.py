@@ -45,7 +45,7 @@ class SessionSetup:
     subject: Subject  # the model and devices of the profile
     asked_profile: str  # the value of --profile
     profile: Profile | None  # measured before this start, if any was
-    load: Load
+    load: Load  # loads the weights
     exit_head: np.ndarray | None = None  # learned by a run; see `RolloutEngine.set_weights`
     headless: str = ""  # why early exit drafts without a learned head, if it does
     resident: Sequence[Any] = ()  # shapes with shardings of other arrays on the devices
@@ -93,7 +93,7 @@ class SessionSetup:
         )
 
     def open(self, *, max_length: int | None = None) -> Session:
-        """Compiles, loads the weights, and returns the session. Arguments are those of
+        """Compiles, loads the weights, and returns the session. `max_length` is that of
         `Session`."""
         engine = self.engine
         log.info("%s", engine.drafting)

@@ -42,7 +42,7 @@ def check_export_dirs(folders: Mapping[str, str], run_dir: str, *, resume: bool)
     """Raises UserError if trained models cannot be written to these folders.
 
     Args:
-      folders: of each role by its name; empty asks for no export.
+      folders: the export's folder of each role, by its name; empty: no export.
     """
     for name, directory in folders.items():
         option = "checkpoint.export_dir" if name == POLICY else f"{name}.export_dir"
@@ -102,9 +102,9 @@ def export_role(
     is renamed and stays beside it.
 
     Args:
-      held: its parameters, of which the trained ones are `params`.
+      held: the form of the model's parameters, of which the trained ones are `params`.
       base: the model that the run began with, whose tokenizer this one has.
-      padding: see `export`; an adapter's directory does not say it.
+      padding: see `export`; a directory of adapters has no padding.
     """
     role, trained = model.role, model.role.trained
     if trained is None or not trained.export_dir:
@@ -140,8 +140,8 @@ def _export(
     """Writes an export of `step`, if it is not there yet, and notes that in the run's folder.
 
     Args:
-      devices: of the model. All processes that own some call `write`; the first one prepares the
-        folder, and writes.
+      devices: the model's devices. All processes that own some call `write`; the first of them
+        prepares the folder, and writes.
     """
     earlier = process_group().agree("export before", lambda: _written(note, directory))
     if earlier == step or is_absent(devices):
@@ -187,8 +187,8 @@ def _write_adapter(
 
 
 def _written(note: Path, directory: str | Path) -> int | None:
-    """Returns the step whose model this run exported to `directory`, by the note on it; None: it is
-    not there."""
+    """Returns the step whose model this run exported to `directory`, as the file `note` has it;
+    None: there is no export."""
     try:
         content: Any = parse_json(note.read_bytes())
         is_here = content["path"] == str(Path(directory).absolute())

@@ -1,4 +1,4 @@
-"""How a checkpoint is known to be of this run's models: its fingerprint, and the bases of adapters.
+"""Checks that a checkpoint belongs to this run's models: fingerprints, and the bases of adapters.
 
 Knows shapes, adapters and checkpoints' metadata. Does not know parameters.
 """
@@ -40,7 +40,7 @@ def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
 
 
 def fingerprint(models: Sequence[RoleModel]) -> dict[str, object]:
-    """Returns what is known of the trained models, without which a checkpoint cannot be resumed.
+    """Returns the shapes and adapters of trained models: a resumed checkpoint must have the same.
 
     Args:
       models: the policy first.

@@ -1,6 +1,6 @@
-"""The models of a run by its table of roles, their handles, and how much room they leave.
+"""Builds the handles of a run's models (`Roles`), and computes how much KV cache they leave.
 
-Does not know how their weights come (`role_params.py`).
+Does not know how weights are loaded (`role_params.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class RunModels:
     models: Sequence[RoleModel]  # the policy first
     losses: Losses
     shapes: Sequence[Shape]  # of micro-batches; empty if nothing is learned
-    carriers: Mapping[Split, Carrier]  # of the policy to rollouts on other devices
+    carriers: Mapping[Split, Carrier]  # send weights to rollouts on other devices
     reward_models: RewardModels
     rollouts: Rollouts
     trains_drafter: bool

@@ -25,10 +25,10 @@ from pat_jax.training.carrier import Carrier, carriers
 
 @dataclass(frozen=True)
 class PlacedLayouts:
-    policy: Layout  # of updates: the least TP that the policy's devices have
+    policy: Layout  # of updates: the layout with the least TP
     rollouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of rollouts are missing
-    # Of weights to rollouts on other devices, by their layout.
+    # Send weights to rollouts on other devices, by the layout of the rollout.
     carriers: Mapping[Split, Carrier]
 
     @classmethod
@@ -44,7 +44,7 @@ class PlacedLayouts:
         """Returns the layouts that divide the model.
 
         Args:
-          choice: which of them rollouts may have.
+          choice: the layouts that rollouts may have.
 
         Raises:
           UserError: there are none, or the placement does not fit the model.
@@ -67,9 +67,8 @@ class PlacedLayouts:
 def _spread(
     model: ModelConfig, places: Places, rollout: RolloutConfig, chain: Mapping[Split, Layout]
 ) -> dict[Split, Carrier]:
-    """Returns how weights come to the rollouts of all processes from the policy's processes.
-
-    The devices of a host divide them (FSDP), so that each host receives one copy.
+    """Returns carriers of weights from the policy's processes to the rollouts of all processes. The
+    devices of a host divide the weights (FSDP), so that each host receives one copy.
 
     Raises:
       OptionError: the model has experts, or meshes have the devices in another order.

@@ -1,8 +1,8 @@
 """The devices of each role of a run, as its placement says.
 
-All processes of a run are cut alike: a placement names devices by their number within a process, so
-that each process has devices of every role. Only `split` gives roles whole processes. Knows options
-and devices. Does not know models, nor what the roles do.
+A placement divides all processes of a run alike: it names devices by their number within a process,
+so that each process has devices of every role. Only `split` gives roles whole processes. Knows
+options and devices. Does not know models, nor what the roles do.
 """
 
 import math
@@ -30,8 +30,8 @@ class Places:
     """The devices of a run, and of each role."""
 
     devices: Sequence[Device]
-    placement: Placement  # of the devices of each part
-    parts: Sequence[Sequence[Device]]  # of each process; of all together if none is cut
+    placement: Placement  # numbers of the devices of each role, in each part
+    parts: Sequence[Sequence[Device]]  # devices of each process; or one part with all
     is_split: bool = False  # whether models have whole processes
 
     @classmethod
@@ -111,7 +111,7 @@ def _split(options: PlacementConfig, devices: Sequence[Device]) -> Placement:
     """Returns the placement `split`.
 
     Raises:
-      OptionError: these processes have none.
+      OptionError: these processes cannot be split.
     """
     found = [device.process_index for device in devices]
     counts = {found.count(process) for process in found}
@@ -131,7 +131,8 @@ def _split(options: PlacementConfig, devices: Sequence[Device]) -> Placement:
 
 
 def _check_lag(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
-    """Raises OptionError if models are to learn while others are generated, and cannot."""
+    """Raises OptionError if --placement.lag is 1, and rollouts share devices or processes are
+    several."""
     if not options.lag:
         return
     shared = [role for role in ROLES if not placement.are_apart(role, "rollout")]
@@ -169,7 +170,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
 
 
 def _named(options: PlacementConfig) -> PlacementName:
-    """Returns the placement that models have: with auto the others are only compared with it."""
+    """Returns the placement in force: auto is flatten, and others are only compared with it."""
     return "flatten" if options.name == "auto" else options.name
 
 

@@ -22,7 +22,7 @@ def settled_rest(
     sequences: int,
     learns: bool,
 ) -> tuple[Rest, str]:
-    """Returns where models wait, and a line on it, empty if nothing was to be decided.
+    """Returns where models wait, and a line for the user if that was decided here, else "".
 
     Args:
       asked: `--roles.rest`.

@@ -1,6 +1,6 @@
-"""The reward models that --reward names: their files, their programs and what scores with them.
+"""The reward models that --reward names: finds their files, and builds what scores with them.
 
-Knows options and checkpoints. Does not know when responses are scored, nor how scores add up.
+Knows options and checkpoints. Does not know when responses are scored, nor how scores are added.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ def build_reward_models(
     """Returns the reward models of a run, without their weights.
 
     Args:
-      roles: others than reward models are left out.
+      roles: the run's roles; those that are no reward models are left out.
 
     Raises:
       UserError: a directory does not exist, or holds no usable reward model, tokenizer or template.
@@ -89,7 +89,7 @@ def build_reward_models(
 class Texts(NamedTuple):
     """Size of the batch of texts that a reward model reads at once."""
 
-    max_length: int  # tokens of the longest
+    max_length: int  # tokens of the longest text
     number: int
 
 
@@ -197,8 +197,8 @@ def check_room(
     It runs after a rollout, whose weights are still there and whose KV cache is not.
 
     Args:
-      memory: of the rollouts.
-      alone: returns the bytes of a device that are held where no rollout is; None: one is.
+      memory: the memory of the rollouts.
+      alone: returns the bytes that models hold on a reader's devices; None if these do rollouts.
 
     Raises:
       UserError: a device has less memory than that pass needs.

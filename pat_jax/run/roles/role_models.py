@@ -1,6 +1,6 @@
 """Finds the models of roles in their files, and chooses their layouts. They have to fit the policy.
 
-Knows checkpoints' headers and tokenizers. Does not know weights, nor what is read of a model.
+Knows checkpoints' headers and tokenizers. Does not know weights, nor what models predict.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Division:
-    """Options by which models that only compute rows are divided."""
+    """Options that decide how models that do not decode are divided over devices."""
 
     page_size: int
     fsdp_size: int = 0
@@ -80,7 +80,7 @@ def model_of(
     """Returns the model of a role that reads the policy's batches.
 
     Args:
-      devices: the role's.
+      devices: the role's devices.
       longest: tokens of the longest prompt and response.
 
     Raises:

@@ -41,8 +41,8 @@ def loaded(model: RoleModel, shardings: Params, dtype: jnp.dtype, seed: int = 0)
 
 
 def freeze_bases(roles: Roles, seed: int) -> Mapping[str, int | None]:
-    """Gives trained roles the models that their adapters are added to. Returns the checksum of each
-    by its name in a checkpoint's metadata; None: the whole model is trained."""
+    """Gives trained roles with adapters their frozen base models. Returns the checksum of each
+    base, by its name in a checkpoint's metadata; None: the whole model is trained."""
     checksums: dict[str, int | None] = {}
     for trainer in reversed(roles.trained):  # the critic may share the policy's
         name = "" if trainer is roles.policy else f"{trainer.name}_"
@@ -87,7 +87,7 @@ def initial_states(roles: Roles, policy: TrainState, seed: int) -> dict[str, Tra
     """Returns the first states of trained roles by their names in checkpoints.
 
     Args:
-      policy: its state at the beginning, after its supervised stage.
+      policy: the policy's state at the beginning, after its supervised stage.
     """
     states = {}
     if (critic := roles.critic) is not None:
@@ -122,7 +122,7 @@ def resume_reference(roles: Roles, run_dir: str, step: int) -> None:
     """Reads the reference of a resumed run, if it has one.
 
     Args:
-      step: of the checkpoint that it goes on from.
+      step: step of the checkpoint that the run resumes from.
 
     Raises:
       UserError: it cannot be read.
@@ -137,8 +137,8 @@ def _copied(params: Params, like: Params) -> Params:
 
 
 def by_name(params: Params, like: Params) -> Params:
-    """Returns the tree of `like` with the leaf of the same name of `params`, zeros where that has
-    none: of a scalar head that a model without one begins with."""
+    """Returns a tree like `like` with the leaves of `params` that have the same names. Leaves that
+    `params` lacks, such as a new scalar head, are zeros."""
     flatten = partial(jax.tree_util.tree_flatten_with_path, is_leaf=is_adapted)
     known: dict[Any, Any] = dict(flatten(params)[0])
     named, tree = flatten(like)

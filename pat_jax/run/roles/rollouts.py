@@ -30,7 +30,7 @@ from pat_jax.training.build import DTYPES, build_lora, rollout_policy
 @dataclass(frozen=True)
 class Rollouts:
     asked: EngineChoice
-    policy: Policy  # in the form that rollouts keep, perhaps quantized
+    policy: Policy  # with the weights' format in rollouts, perhaps quantized
     devices: Sequence[Device]
     drafts: DraftChoice
 
@@ -88,7 +88,7 @@ class Rollouts:
             kv_bytes=kv_bytes(*made_of, limit=limit, resident=resident, drafter=self.drafter),
             drafter=self.drafter,
             drafting=drafts.reason,
-            # Which programs there are would depend on the clock, or differ from one process to another.
+            # Otherwise compiled programs would depend on the clock, or differ between processes.
             by_need=rollout.compile != "all"
             and not self.asked.is_deterministic
             and process_group().count == 1,
@@ -98,8 +98,8 @@ class Rollouts:
 def other_kernels(
     rollout: RolloutConfig, engine: RolloutEngine, also: Sequence[str] = ()
 ) -> Kernels | None:
-    """Checks the engine's kernels on its devices, those named in `also` as well. Returns the ones
-    to use instead, or None if all of its own work."""
+    """Checks the engine's kernels on its devices, and those named in `also`. Returns the kernels to
+    use instead, or None if all of the engine's own work."""
     layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,

@@ -31,23 +31,23 @@ from pat_jax.training.build import DTYPES
 from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trainable_params import Leaves
 
-# Loads weights for a policy in a layout; those that it does not quantize have the data type.
+# Loads a policy's weights in a layout. Weights that are not quantized have the given data type.
 Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
 def check_weights(model: str, option: str = "model", head: Head | None = "vocab") -> None:
-    """Downloads the weights of a model of the Hub, and checks them; those of a directory were
-    checked with its shape. Comes last, as it may be many gigabytes. Raises UserError if they cannot
-    be downloaded, or do not fit its config.json or `head` (see `read_config`)."""
+    """Downloads the weights of a model of the Hub, and checks them; the weights of a directory were
+    checked with its shape. Call it last: it may download many gigabytes. Raises UserError if they
+    cannot be downloaded, or do not fit its config.json or `head` (see `read_config`)."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
         check_checkpoint(folder, head)
 
 
 def weights_of_model(name: str, model: ModelConfig, adapter: str, seed: int) -> Load:
-    """Returns a loader of the weights of --model, which `name` is, with --adapter merged if it is
-    given. Those of a built-in shape are random, by `seed`. Raises UserError if the weights or the
-    adapter are unusable, or if it belongs to another model."""
+    """Returns a loader of the weights of `name`, the --model, with --adapter merged if it is given.
+    The weights of a built-in shape are random, by `seed`. Raises UserError if the weights or the
+    adapter cannot be used, or if the adapter belongs to another model."""
     if not adapter:
         check_weights(name)
         return partial(_load_model, name, seed)
@@ -112,8 +112,8 @@ def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Par
 
 
 def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
-    """Converts a policy with a trainer's sharding to the form of `policy` in `layout`, merging
-    adapters. Goes leaf by leaf, and deletes each when its conversion is done."""
+    """Converts weights with a trainer's sharding to the format of `policy` in `layout`, merging
+    adapters. Converts leaf by leaf, and deletes each converted leaf."""
 
     def put(like: Any, x: Array | AdaptedWeight, sharding: Any) -> Array | QuantizedWeight:
         kept = jax.block_until_ready(_keep(like, sharding, jnp.dtype(dtype))(x))

@@ -1,4 +1,4 @@
-"""What a run learns from: how it is packed, which loss it has, and what is measured held out.
+"""Kinds of examples to learn from: how each is packed, its loss, and its held-out metrics.
 
 Knows tokens, losses and names of metrics. Does not know files, models or steps.
 """
@@ -38,10 +38,10 @@ class Lessons(ABC, Generic[Each]):
     note: str  # for the user: how many there are, how many were left out
 
     KIND: ClassVar[str]  # a checkpoint is resumed by the same kind of run
-    TITLE: ClassVar[str]  # of the learning, for the user
-    FILES: ClassVar[str]  # the files that it is read from, for the user
-    HEAD: ClassVar[Literal["vocab", "scalar"]] = "vocab"  # of the model that learns
-    TEXTS: ClassVar[int] = 1  # of at most `max_length` tokens that share a row
+    TITLE: ClassVar[str]  # name of the kind of training, for the user
+    FILES: ClassVar[str]  # the files that examples are read from, for the user
+    HEAD: ClassVar[Literal["vocab", "scalar"]] = "vocab"  # of the trained model
+    TEXTS: ClassVar[int] = 1  # number of texts of up to `max_length` tokens in a row
 
     @property
     @abstractmethod

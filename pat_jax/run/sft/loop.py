@@ -60,10 +60,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is after a step.
+    """The state of a run after a step.
 
     Attributes:
-      base_checksums: of the base that adapters belong to, by its name in a checkpoint.
+      base_checksums: checksum of the adapters' base, by its name in a checkpoint's metadata.
     """
 
     step: int
@@ -72,7 +72,7 @@ class Position:
     base_checksums: Mapping[str, int | None]
 
     def whole(self, examples: int) -> WholeStep:
-        """Returns what a checkpoint saves; `examples` is the checksum of what is learned from."""
+        """Returns what a checkpoint saves; `examples` is the checksum of the training examples."""
         meta = {**self.drawn.to_json(), "examples": examples, **self.base_checksums}
         return WholeStep(self.step, {"train": self.state}, meta)
 
@@ -90,7 +90,7 @@ class SftRun:
         self.skipped = NonFiniteSteps(self.files.folder, MOST_IN_A_ROW, notify)
 
     def run(self) -> Position:
-        """Runs to the end, and returns where that is."""
+        """Runs to the end, and returns the final position."""
         with self.files.kept_at_a_stop():
             self.files.page.write()
             compile_s = self.compile()
@@ -179,7 +179,7 @@ class SftRun:
         return speed | {"train/tokens_in_loss": self.lessons.num_in_loss(examples)}
 
     def evaluate(self, steps: Steps, position: Position) -> None:
-        """Measures and prints the loss on held-out examples, and what else tells how good it is."""
+        """Measures and prints the loss and the other metrics on held-out examples."""
         if self.setup.heldout is None:
             return
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Reads what a run learns from, by its options. All mistakes in files are found here."""
+"""Reads the examples or pairs of a run, by its options. All mistakes in files are found here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
 
 @runtime_checkable
 class _Split(Protocol[Each_co]):
-    """What a reader found; its text says how much."""
+    """Training and held-out data that a reader found; `str` of it tells the counts."""
 
     @property
     def train(self) -> Sequence[Each_co]: ...
@@ -119,7 +119,7 @@ class _Found(Generic[Each]):
     num_evaluated: int  # at most
 
     def parts(self, seed: int) -> tuple[Examples[Each], list[Each], str]:
-        """Returns what `Lessons` begins with."""
+        """Returns the first three fields of `Lessons`."""
         train = Examples(self.read.train, seed=seed)
         told = [str(self.read)]
         if self.evaluated is not self.read:
@@ -147,6 +147,6 @@ def _read(asked: HeldoutConfig, names: Sequence[str], reader: _Reader[Each]) -> 
 
 
 def _spread(heldout: Sequence[Each], most: int) -> list[Each]:
-    """Returns up to `most` of them, evenly spread: a corpus begins with its first files only."""
+    """Returns up to `most` held-out items, evenly spread over all files."""
     count = min(most, len(heldout))
     return [heldout[i * len(heldout) // count] for i in range(count)]

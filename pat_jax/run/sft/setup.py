@@ -48,12 +48,12 @@ class SftSetup:
     roles: Roles
     devices: Sequence[Device]
     lessons: Lessons
-    heldout: TrainBatch | None  # evaluated on; None: no evaluation
+    heldout: TrainBatch | None  # packed held-out data; None: no evaluation
     shapes: Sequence[Shape]  # of micro-batches
     steps: int
     note: str  # for the user: how much data, how much was left out, what was shortened
     fingerprint: Mapping[str, object]  # a checkpoint must have the same to be resumed
-    memory: float  # bytes of a device
+    memory: float  # bytes of a device's memory
 
     @property
     def trainer(self) -> Trainer:

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run, and prints what it does before and after.
+"""Compiles the programs of a run, and prints the lines at its beginning.
 
 Knows programs by their tables. Does not know what runs them (`loop.py`).
 """

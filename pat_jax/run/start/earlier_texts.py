@@ -1,4 +1,4 @@
-"""Keeps the responses of a run's earlier iterations, to copy drafts from, in memory and in files.
+"""Keeps responses of earlier iterations, from which drafts are copied, in memory and in files.
 
 A file has a line with the checksum of the rest, a line of JSON, and the tokens. A run can go on
 without it, as drafts change no token. Knows files. Does not know what drafts are.
@@ -55,7 +55,7 @@ def earlier_iterations(
     """Returns an empty store for a run.
 
     Args:
-      text_room: tokens of the texts of a prompt that a drafter reads.
+      text_room: most tokens of a prompt's earlier responses that a drafter reads.
     """
     of_prompt = min(text_room, _share(task.train.num_different, rollout))
     empty = EarlierResponses(MOST_TOKENS, of_prompt, BESIDE)

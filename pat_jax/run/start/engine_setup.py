@@ -35,9 +35,9 @@ def build_engine(
     devices: Sequence[Device],
     resident: Sequence[Any] = (),
 ) -> RolloutEngine:
-    """Builds only the engine, without the data of a run. `resident` has shapes and shardings of
-    other arrays on the devices. Raises UserError as `build` does, except for the weights of
-    the model, which not every caller needs."""
+    """Builds the engine without the data of a run. `resident` has shapes and shardings of other
+    arrays on the devices. Raises UserError as `build` does, except for the weights of the model,
+    which not every caller needs."""
     engine = _built_engine(asked, task, model, devices, resident)
     scores = ("rows",) if asked.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(asked.rollout, engine, also=scores)

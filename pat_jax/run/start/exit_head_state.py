@@ -1,8 +1,8 @@
 """The exit head of a run, and its files beside the checkpoints.
 
-A file has a line with the checksum of the rest, a line of JSON with the exit layer, and the state
-of training as an .npz archive with a member for each leaf. Knows options and files. Does not know
-how a head learns.
+A file has a line with the checksum of the rest, a line of JSON with the exit layer, and the
+training state as an .npz archive with a member for each leaf. Knows options and files. Does not
+know how a head learns.
 """
 
 import io
@@ -84,9 +84,8 @@ def _named(state: object) -> dict[str, np.ndarray]:
 
 
 def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | None, str]:
-    """Returns the exit head of a run's checkpoint, float32[embed, embed], and a sentence. If the
-    head cannot be used, it is None, and the sentence says why. Without early-exit drafts the result
-    is None and ""."""
+    """Returns the exit head of a run's checkpoint, a float32 matrix [embed, embed], and "". If the
+    head cannot be used: None, and a sentence on why. Without early-exit drafts: None and ""."""
     depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
     if not depth:
         return None, ""

@@ -20,7 +20,7 @@ from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
 from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
-# Options that can have rows, and the name of the file, by which metrics call a problem set.
+# Options that can have rows, and the names of their files, which also name problem sets in metrics.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
 _SECTIONS = ("data", "eval")
 Paths = Callable[[Sequence[str]], tuple[str, ...]]
@@ -28,8 +28,8 @@ Paths = Callable[[Sequence[str]], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Rows:
-    label: str  # their name in messages
-    content: bytes  # of their file
+    label: str  # name of the rows in messages
+    content: bytes  # of the file of rows
 
 
 class GivenRows:
@@ -62,7 +62,7 @@ class GivenRows:
 
     @contextmanager
     def placed(self, run_dir: str, names: Sequence[str]) -> Iterator[Paths]:
-        """Writes those of the rows that options have the `names` of into the run's folder. Yields a
+        """Writes the rows whose file names are among `names` into the run's folder. Yields a
         function that returns the paths of such names: the folder may have been moved. On exit,
         removes the rows if no run has begun there. A UserError raised inside names the rows instead
         of the file."""
@@ -87,8 +87,8 @@ class GivenRows:
                 _remove_unused(run, new, existed=existed)
 
     def keep(self, run_dir: str, used: Sequence[str]) -> None:
-        """Writes missing files again, of those that are `used`, once this process has locked the
-        folder: another process with the same rows may have failed and removed them."""
+        """Writes missing files again, of the rows that are `used`. Called once this process has
+        locked the folder: another process with the same rows may have failed and removed them."""
         run = Path(run_dir).absolute()
         files = {name: run / name for name in self._rows}
         lost = {name: path for name, path in files.items() if str(path) in used}
@@ -132,8 +132,8 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
 
 
 def _remove(files: Iterable[Path], run: Path | None) -> None:
-    """Removes the files with the folders that were made for them, if empty. That of the `run` is
-    removed unless it is None."""
+    """Removes the files, and their folders if these are empty, the folder `run` included unless it
+    is None."""
     for path in files:
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -154,8 +154,8 @@ def _check_section(name: str, value: Mapping[str, Any]) -> None:
 
 
 def _are_names(option: str, value: object) -> bool:
-    """Returns whether the value is file names, or nothing. For eval.data, that includes an empty
-    list, as config.yaml has it."""
+    """Returns whether the value is a file name, a list of them, or None. For eval.data the list may
+    be empty, as config.yaml has it."""
     if isinstance(value, list | tuple):
         may_be = bool(value) or option == "eval.data"  # without data there is no run
         return may_be and all(isinstance(each, str | os.PathLike) for each in value)

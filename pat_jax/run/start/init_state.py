@@ -97,7 +97,7 @@ def _resumed(
 
 def _warm_start(setup: Setup, state: TrainState, progress: Progress) -> TrainState:
     """Returns the state after the supervised stage, which trains on demonstrations of a built-in
-    task. The optimizer starts afresh. The buffers of `state` are donated."""
+    task. The optimizer's moments are reset. The buffers of `state` are donated."""
     if not (steps := setup.config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer

@@ -29,9 +29,9 @@ def warm_up(
     known: Profile | None,
     load_weights: Callable[[Layout], Params],
 ) -> LatencyModel:
-    """Runs the compiled programs. Measures what the profile lacks, and checks what it has: a
-    machine changes, and a wrong profile costs more than these few runs. With --profile auto, which
-    `asked` says, what was measured is kept."""
+    """Runs the compiled programs. Measures the times that the profile `known` lacks, and checks
+    those that it has: a machine changes, and a wrong profile costs more than these few runs. Keeps
+    the times if `asked`, the value of --profile, is auto."""
     warmup = Warmup(engine, known=known and known.latency, recheck=True)
     measured = warmup.measure(load_weights)
     if asked == "auto" and process_group().is_first:
@@ -40,8 +40,8 @@ def warm_up(
 
 
 def _keep(subject: Subject, known: Profile | None, measured: LatencyModel) -> None:
-    """Saves what was measured for the next start on this machine, unless `pat_jax.profile` has a
-    profile of it. Its folder is another one: that command measures more bursts, and must not take
+    """Saves the measured times for the next start on this machine, unless `pat_jax.profile` has a
+    profile of it. Uses another folder: that command measures more bursts, and must not mistake
     these few for its own."""
     if (PROFILE_DIR / subject.file_name).exists():
         return
@@ -85,8 +85,8 @@ def frozen(
     *,
     is_deterministic: bool,
 ) -> LatencyModel:
-    """Saves the measured profile and returns it. With `--deterministic`, returns instead the one
-    that the run began with, if there is one."""
+    """Saves the measured profile and returns it. With `--deterministic`, returns the profile that
+    the run began with instead, if there is one."""
     path = folder / "profile.json"
     if is_deterministic and path.exists():
         kept = load_profile(path, subject).latency

@@ -14,7 +14,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 
 log = logging.getLogger(__name__)
-WHOLE = {"expert_parallel": 0, "expert_width": 1}  # what a subject does not name
+WHOLE = {"expert_parallel": 0, "expert_width": 1}  # values that a subject leaves out
 
 
 def profile_subject(
@@ -35,8 +35,8 @@ def profile_subject(
 
 
 def find_profile(asked: str, subject: Subject) -> Profile | None:
-    """Returns the profile to plan by, or None if there is none yet or --profile is none, by its
-    value `asked`."""
+    """Returns the profile to plan by. None: --profile, whose value is `asked`, is none, or there is
+    no profile yet."""
     if asked == "none":
         return None
     if asked != "auto":

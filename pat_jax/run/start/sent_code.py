@@ -19,20 +19,19 @@ from pat_jax.rl.rewards.rewards import metric_name
 from pat_jax.training.own_loss import LOSSES
 
 REWARDS = CACHE_DIR.parent / "rewards"  # folder of the functions that this user's programs sent
-# What numbers a class that is pickled by value: the length of a text, and 32 random digits.
+# The number of a class that is pickled by value: the length of a text, and 32 random digits.
 _CLASS_NUMBER = re.compile(rb"\x8c\x20[0-9a-f]{32}")
 
 
 def send_reward(function: object, folder: Path = REWARDS) -> str:
-    """Writes a reward function to a file in `folder`, named by its content. Returns its name for
-    `--reward`, by which this run, when resumed, and later runs find it. Raises UserError if the
+    """Writes a reward function to a file in `folder`, named by its content. Returns the function's
+    name for `--reward`, by which a resumed run and later runs find it. Raises UserError if the
     function refers to something that cannot be pickled, or if the file cannot be written."""
     return _sent(function, folder, SENT_REWARD, "reward", "the processes that score")
 
 
 def send_loss(loss: object, folder: Path = LOSSES) -> str:
-    """Does for a loss, or its class, and `--algorithm.loss` what `send_reward` does for a
-    function."""
+    """As `send_reward`, for a loss or its class, and `--algorithm.loss`."""
     return _sent(loss, folder, SENT_LOSS, "loss", "a resumed run")
 
 

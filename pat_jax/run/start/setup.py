@@ -75,9 +75,9 @@ class Setup:
     resting: str  # why models wait in the host's memory, if that was not asked for
     engine: RolloutEngine
     roles: Roles
-    scripted: Planner | None  # follows the path given by options; None: plan by cost
+    scripted: Planner | None  # follows the path of --layout; None: plan by cost
     fingerprint: Mapping[str, object]  # a checkpoint must have the same to be resumed
-    subject: Subject  # the model and devices that a profile must be of
+    subject: Subject  # model and devices, which the profile must have too
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
     reward_models: RewardModels
@@ -95,7 +95,7 @@ class Setup:
         return self.places.describe({"rollout", *found, *scoring})
 
     def held_without_rollouts(self, reader: Reader) -> int | None:
-        """Returns the bytes that models keep on a reader's devices; None if those do rollouts."""
+        """Returns the bytes that models keep on a reader's devices; None if these do rollouts."""
         if not reader.devices.isdisjoint(self.engine.mesh.devices.flat):
             return None
         return shard_bytes(self.roles.resident_on(reader.devices))
@@ -126,7 +126,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 
 @dataclass(frozen=True)
 class Settled:
-    """Options of which every `auto` is settled but --roles.rest, which memory decides."""
+    """Options in which every `auto` is settled, except --roles.rest, which depends on memory."""
 
     config: RunConfig
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""What a run has learned about its rewards: their scale, and the weight of the KL penalty.
+"""The state of reward shaping: the scale of the rewards, and the weight of the KL penalty.
 
 Both change after each iteration and are part of a checkpoint's metadata. Knows the options of the
 algorithm. Does not know how a KL is estimated or how rewards become advantages.
@@ -34,8 +34,8 @@ class Shaping:
     def of(cls, algorithm: AlgorithmConfig, meta: Mapping[str, Any]) -> "Shaping":
         """Returns the state of a checkpoint with this metadata, or that of a new run without it.
 
-        The options count, not those of the run that wrote the checkpoint: its weight of the penalty
-        goes on only if it began from the same option."""
+        Options of this run win over those that the checkpoint was written with: it keeps the weight
+        of the penalty only if `--algorithm.beta` is unchanged."""
         beta = algorithm.beta
         kl = KLControl(beta, algorithm.kl_target or None, algorithm.kl_horizon)
         if (saved := meta.get(_META)) is None:  # a new run, or a checkpoint of an earlier version

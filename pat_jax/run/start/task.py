@@ -131,8 +131,7 @@ def load_tokenizer(asked: TaskChoice) -> Tokenizer:
 
 
 def load_task(asked: TaskChoice, tokenizer: Tokenizer) -> Task:
-    """Loads the task that `asked.data` names. Raises UserError if a file is unusable, with this
-    tokenizer or at all."""
+    """Loads the task that `asked.data` names. Raises UserError if a file cannot be used."""
     if asked.data.is_arithmetic:
         return _arithmetic(asked)
     rewards = asked.rewards("math")
@@ -162,7 +161,7 @@ def load_task(asked: TaskChoice, tokenizer: Tokenizer) -> Task:
 
 
 def note_of(tokenizer: Tokenizer | None) -> str:
-    """Returns what a person should know about how responses end, or ""."""
+    """Returns a note for the user on the tokens that end a response, or ""."""
     return tokenizer.note if isinstance(tokenizer, HuggingFaceTokenizer) else ""
 
 

@@ -1,6 +1,6 @@
 """Curves of a run: metrics over the steps, and the layouts of each rollout.
 
-Knows names of metrics. Does not know how they came about.
+Knows names of metrics. Does not know how they are measured.
 """
 
 import re

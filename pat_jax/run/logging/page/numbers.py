@@ -38,7 +38,7 @@ def facts(rows: Rows) -> Iterator[Fact]:
 
 
 def placements(rows: Rows) -> str:
-    """Returns what other placements would take; empty if the run has not compared them."""
+    """Returns a line on the predicted seconds of other placements; empty if none were compared."""
     names = {name: f"placement/{name}" for name in get_args(PlacementName)}
     found = {name: row[key] for row in rows for name, key in names.items() if key in row}
     return described(found) if found else ""

@@ -27,7 +27,7 @@ from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_ro
 from pat_jax.run.logging.samples import Sample, read_samples
 
 TEMPLATE = Path(__file__).with_name("run.html.jinja")
-SHARE = 0.01  # of a run's time, for writing its page, which reads all metrics
+SHARE = 0.01  # most of a run's time that may go into writing its page
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class RunPage:
         self._rollouts.add(step, trace)
 
     def write_now(self) -> None:
-        """Writes the page, whatever time that takes."""
+        """Writes the page also if `write` would skip that."""
         self._not_before = -math.inf
         self.write()
 

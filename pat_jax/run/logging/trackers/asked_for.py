@@ -116,8 +116,8 @@ def begin_trackers(
     without a login.
 
     Args:
-      folder: the run's.
-      values: of all options, by name.
+      folder: the run's folder.
+      values: the values of all options, by name.
     """
     begun: dict[str, Tracker] = {}
     for name in names:
