@@ -36,7 +36,7 @@ class CheckpointConfig(Options):
 class AnyRun(UpdateOptions, OnDevices):
     """A run with a folder, which trains a model and can be resumed."""
 
-    TRAINED: ClassVar[str] = "policy"  # what is trained, for the user
+    TRAINED: ClassVar[str] = "policy"  # name of the trained model, for the user
     LEARNING_RATE: ClassVar[float]  # the default of a run that trains all of the policy
 
     run_dir: str = ""

@@ -1,4 +1,4 @@
-"""What the engine of rollouts is built from, as plain values."""
+"""The options that the engine of rollouts is built from, as plain values."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pat_jax.config.speculation import SpeculationConfig
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What generates, in which layouts, and how.
+    """The model that generates, its layouts, and how it generates.
 
     Attributes:
       model: a directory, a model of the Hub or a built-in shape.

@@ -77,7 +77,7 @@ class PlacementConfig(Options):
         option is not given. Raises OptionError if it names a device that is not there.
 
         Args:
-          whole: whose devices these are, in words.
+          whole: whose devices these are, for messages, such as "the run's".
         """
         if (text := getattr(self, role)) in SHARES:
             return tuple(range(max(1, count // SHARES[text])))

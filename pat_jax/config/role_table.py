@@ -23,8 +23,8 @@ WARM_START_RATE = 3e-3  # the peak; cosine to zero
 class Optimization:
     """An optimizer, and the number of its steps."""
 
-    optimizer: OptimizerConfig  # with a learning rate
-    steps: int  # of the whole run
+    optimizer: OptimizerConfig  # its learning rate is not None
+    steps: int  # optimizer steps of the whole run
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,9 @@ class SftConfig(FineTuning):
     assistant_only_loss: bool = True
     """For messages, learn only the assistant's turns."""
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
-    """What is minimized. cross_entropy: that of the tokens to generate. dpo: direct preference
-    optimization on pairs (Rafailov et al. 2023), with a frozen reference, the model at the
-    start."""
+    """What is minimized. cross_entropy: the cross-entropy of the tokens to generate. dpo: direct
+    preference optimization on pairs (Rafailov et al. 2023), with a frozen reference, the model at
+    the start."""
     beta: float = option(0.1, positive(1000))
     """With --loss dpo: how much a difference of log-probabilities from the reference counts; larger
     values keep the policy closer to it."""

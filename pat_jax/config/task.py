@@ -1,4 +1,4 @@
-"""What a run learns from, and by which rewards, as plain values."""
+"""The problems and rewards of a run, as plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class TaskChoice:
     become tokens.
 
     Attributes:
-      model: whose tokenizer is used; data files need that of a checkpoint.
+      model: the model whose tokenizer is used; data files need a checkpoint's tokenizer.
       reward: names of rewards; auto is the task's own.
       demonstrations: steps of the supervised stage; 0: there is no such stage.
       learns: whether the policy is trained.

@@ -1,5 +1,4 @@
-"""The folder of one evaluation: what lies where, whether one may begin or go on there, and its
-lock.
+"""The folder of one evaluation: its files, whether one may begin or resume there, and its lock.
 
 Knows files and the options that they were written with. Does not know what an evaluation computes.
 """
@@ -29,7 +28,7 @@ class EvaluationFolder:
         """Raises UserError if the folder cannot be made or written, if another process evaluates
         there, or if its files are of something else."""
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
-        self._lock: BaseFileLock | None = None  # of the first process, which writes there
+        self._lock: BaseFileLock | None = None  # held by the first process, which writes
         process_group().agree("folder of the evaluation", lambda: self._begin(config))
         self.path = process_group().folder(shared)
         try:

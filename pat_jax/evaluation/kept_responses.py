@@ -26,7 +26,7 @@ class KeptResponses:
         """Raises UserError if the file has a line that is not a response, and OSError if it cannot
         be written."""
         self.path = path
-        self._file: PatientFile | None = None  # of the first process
+        self._file: PatientFile | None = None  # open in the first process only
         # By index of the request: line in the file, checksum of the request, completion.
         self._kept = process_group().agree("responses before", self._open)
         self.num_tokens = 0  # of responses that were not on disk before

@@ -23,9 +23,9 @@ class PairRewards:
     """The rewards of a set of pairs."""
 
     name: str
-    rewards: Float[np.ndarray, "pairs 2"]  # of the chosen and of the rejected text
+    rewards: Float[np.ndarray, "pairs 2"]  # rewards of the chosen and of the rejected text
     margins: Float[np.ndarray, " pairs"]
-    subsets: Sequence[str]  # of each pair; empty: none
+    subsets: Sequence[str]  # name of each pair's subset; empty: none
 
     @classmethod
     def of(

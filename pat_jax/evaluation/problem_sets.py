@@ -1,4 +1,4 @@
-"""What a model is asked in an evaluation, and by which rewards: from options to problems.
+"""Reads the problems of an evaluation, and finds its rewards, by the options.
 
 Knows options and files. Does not know models.
 """
@@ -25,7 +25,7 @@ class ProblemSets:
     rewards: Sequence[str]
     sets: Sequence[HeldoutSet]
     columns: Sequence[str]  # names of all columns that some problem has
-    notes: Sequence[str]  # what a person should know, such as how many problems were too long
+    notes: Sequence[str]  # for the user, such as how many problems were too long
     left_out: Mapping[str, Mapping[str, int]]  # problems, by set and reason
 
     def fitted(

@@ -110,7 +110,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Experience:
-    """What an iteration learns from."""
+    """The groups that an iteration learns from, and all batches drawn for them."""
 
     step: int  # number of the iteration, from 1
     scored: ScoredGroups

@@ -44,7 +44,7 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
-    exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
+    exit_head: ExitHeadTrainer | None = None  # only with early-exit drafts
     earlier: EarlierResponses | None = None  # texts that training rollouts copy drafts from
 
     def load(self, params: Params) -> None:

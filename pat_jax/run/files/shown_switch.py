@@ -52,7 +52,7 @@ class ShownSwitch:
     is_cpu: bool
     reason: str  # the planner's first plan and its reason
     planned: RolloutTrace
-    forced: RolloutTrace  # with one switch
+    forced: RolloutTrace  # the same rollout with one forced switch
     responses: int
     tokens: int  # of all responses, each counted in the rollout where it is longer
     same_tokens: int  # of these, the ones before a response's first difference

@@ -16,7 +16,7 @@ FIRST, SLOWEST, NEWEST = NAMES = "first", "slowest", "newest"
 
 @dataclass(frozen=True)
 class KeptRollout:
-    step: int  # of the run, from 1
+    step: int  # step of the run, from 1
     trace: RolloutTrace
 
 

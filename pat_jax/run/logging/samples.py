@@ -20,7 +20,7 @@ from pat_jax.rl.rewards.weighted_sum import FunctionScores
 from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
 from pat_jax.run.files.folder import SAMPLES_FILE
 
-MOST_STEPS = 50  # in the file
+MOST_STEPS = 50  # newest steps in the file
 MOST_CHARACTERS = 4000  # a longer text keeps its begin and end
 
 

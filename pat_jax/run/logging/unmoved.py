@@ -12,7 +12,7 @@ from typing import Any
 STEPS = 10  # that many equal steps in a row are no accident
 GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
 SPREAD = "reward/std"
-CUT, MANY = "rollout/truncated", 0.2  # of the responses
+CUT, MANY = "rollout/truncated", 0.2  # share of cut responses above which to warn
 _LOOK = "look at the responses and their rewards (run.html, --log_completions)"
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pat_jax.training.update_memory import lacking_state
 
 @dataclass(frozen=True)
 class RunModels:
-    """What the handles of a run's models are built from."""
+    """The parts from which the handles of a run's models are built."""
 
     models: Sequence[RoleModel]  # the policy first
     losses: Losses

@@ -18,7 +18,7 @@ from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 _META = "shaping"  # in a checkpoint's metadata
-_LARGEST = 1e100  # of a sum of squares of rewards
+_LARGEST = 1e100  # limit of a sum of squares of rewards
 KL_OF_A_TOKEN = "reward/kl_per_token"
 
 

@@ -11,8 +11,8 @@ from pat_jax.rl.data.epochs import START, Cursor
 
 @dataclass(frozen=True)
 class Totals:
-    batches: int = 0  # of prompts
-    tokens: int = 0  # of each response and its prompt
+    batches: int = 0  # batches of prompts
+    tokens: int = 0  # tokens of all responses and their prompts
     cursor: Cursor = START  # where the next batch begins
 
     def __post_init__(self):
