@@ -26,7 +26,7 @@ class CheckpointConfig(Options):
     every: int = option(50, count(1, 10**9))
     """Iterations between two checkpoints; the last iteration is always saved."""
     max_to_keep: int = option(2, count(1, 10**9))
-    """Number of checkpoints that are kept, the newest."""
+    """Number of newest checkpoints that are kept."""
     export_dir: str = ""
     """Write the final policy here as a Hugging Face directory in --compute_dtype, or its adapters
     (--lora.export); empty writes none."""

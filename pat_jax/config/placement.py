@@ -31,7 +31,7 @@ class PlacementConfig(Options):
     second half. split, for PPO on four or more processes: rollouts have all devices; policy,
     reference and teacher have the first half of the processes, critic and reward models the second.
     With several processes, each has its own halves except with split. auto: flatten; after the
-    second iteration a line predicts what the others would take."""
+    second iteration a line predicts what the others would take, by the measured stages."""
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step

@@ -60,8 +60,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     """Seed of parameters, data order and sampling."""
     layout: str = option("auto", LAYOUTS)
     """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
-    are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: rollouts begin in the first
-    layout there is, and switch once 64 and 8 sequences are unfinished."""
+    are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: rollouts begin in the
+    layout with the least TP, and switch once 64 and 8 sequences are unfinished."""
     compute_dtype: ComputeDtype = "auto"
     """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""

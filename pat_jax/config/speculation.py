@@ -28,8 +28,8 @@ class SpeculationConfig(Options):
     the policy's first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes
     longer the more tokens it verifies. none: no drafts."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
-    """Draft tokens of a step, per row: each number has its own program, and the planner chooses by
-    load. A step verifies the tokens most likely to be accepted, of any row; no row has more than
+    """Numbers of draft tokens per row and step: each has its own program, and the planner chooses
+    by load. A step verifies the tokens most likely to be accepted, of any row; no row has more than
     the largest number."""
     cache_tokens: int = option(2**16, COUNT)
     """Tokens in a draft model's cache, per replica; it has room for at least one sequence of full
