@@ -1,7 +1,7 @@
 """`python -m pat_jax.generate`: completions of a file of prompts, one JSON line each.
 
-Reads and writes line by line. A wrong line gets its error as its result, and the others go on. A
-killed run continues with --resume. From Python, use `pat_jax.session(...)`.
+Reads and writes line by line. A wrong line gets its error as its result; other lines are not
+affected. A killed run continues with --resume. From Python, use `pat_jax.session(...)`.
 """
 
 import sys

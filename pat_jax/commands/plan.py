@@ -140,7 +140,7 @@ def model_of(name: str, option: str = "model", head: Head = "vocab") -> ModelCon
 
 
 def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]:
-    """Returns the shapes of the roles beside the policy and its reference, by name. Raises
+    """Returns the shapes of all roles except the policy and its reference, by name. Raises
     UserError as `model_of` does."""
     others: dict[str, ModelConfig] = {}
     scoring = [model_of(x.removeprefix(REWARD_MODEL), "reward", "scalar") for x in config.reward]

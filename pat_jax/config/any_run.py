@@ -42,8 +42,8 @@ class AnyRun(UpdateOptions, OnDevices):
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     trackers: tuple[str, ...] = option((), KNOWN_TRACKERS)
-    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. They can stay
-    offline: wandb with WANDB_MODE=offline, Trackio by default."""
+    """Where metrics go in addition to metrics.jsonl and TensorBoard: wandb, trackio or both. They
+    can stay offline: wandb with WANDB_MODE=offline, Trackio by default."""
     tracker_project: str = option("pat_jax", GIVEN)
     """Name of the project in the trackers; a run has the name of its folder."""
     resume: bool = False

@@ -14,7 +14,7 @@ REWARD_MODEL = "model:"  # before a reward model's directory or name, in --rewar
 
 @dataclass(frozen=True)
 class CriticAdapterConfig(AdapterConfig):
-    """Low-rank adapters, trained instead of the whole critic, beside its head."""
+    """Low-rank adapters, trained with the head instead of the whole critic."""
 
     SECTION = "critic.lora."
 

@@ -25,7 +25,7 @@ class PairDataConfig(PairColumnOptions):
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
     """JSON, JSON-lines or Parquet files of pairs, patterns of their names ('data/*.parquet'), or
     datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says), with the
-    columns chosen and rejected, and prompt unless both begin with it."""
+    columns chosen and rejected, and prompt unless both responses begin with it."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages. Empty takes prompt, problem, question,
     instruction, query or input, the first that is there."""

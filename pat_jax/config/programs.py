@@ -50,7 +50,7 @@ def program_choice(
     """Returns what the programs of a run depend on.
 
     Args:
-      others: the names of the run's models beside the policy and the reference.
+      others: the names of the run's models except the policy and the reference.
       num_layers: layers of the whole policy: if they run as a loop, those of shallower copies do.
       platform: `jax.Device.platform` of the devices.
     """

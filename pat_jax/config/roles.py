@@ -8,7 +8,7 @@ from pat_jax.common.options.declared import Options
 
 @dataclass(frozen=True)
 class RolesConfig(Options):
-    """The models of a run, beside rollouts (docs/roles.md)."""
+    """Where the models of a run wait (docs/roles.md)."""
 
     SECTION = "roles."
 

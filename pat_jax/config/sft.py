@@ -22,9 +22,9 @@ class SftDataConfig(PairColumnOptions):
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
     """JSON, JSON-lines or Parquet files of examples, patterns of their names ('data/*.parquet'), or
     datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says): prompt and
-    completion, messages, or text; with --loss dpo chosen and rejected, and prompt unless both begin
-    with it. Any other file is one text (UTF-8); a folder is all files in it and below. Texts are
-    joined by the end token and cut into rows of --max_length."""
+    completion, messages, or text; with --loss dpo chosen and rejected, and prompt unless both
+    responses begin with it. Any other file is one text (UTF-8); a folder is all files in it and
+    below. Texts are joined by the end token and cut into rows of --max_length."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
     prompt, problem, question, instruction, query or input, the first that is there."""
@@ -39,7 +39,7 @@ class SftDataConfig(PairColumnOptions):
 @dataclass(frozen=True)
 class SftConfig(FineTuning):
     """Teaches a language model by examples: completions of prompts, chats or texts, packed into
-    rows. `python -m pat_jax.train --model taught` can go on from what this exports.
+    rows. `python -m pat_jax.train --model taught` can continue from the export.
 
         python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
             --checkpoint.export_dir taught

@@ -136,7 +136,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     @property
     def model_options(self) -> RunConfig:
-        """The options that say which model this is."""
+        """The options that describe the model."""
         return self.model_of(self.data, self.run_dir)
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:

@@ -78,8 +78,8 @@ class Loop:
         return found
 
     def learn(self, found: Experience, clock: Stopwatch) -> Learned:
-        """Predicts, computes advantages, updates. With `--placement.lag 1`, a rollout runs beside
-        it."""
+        """Predicts, computes advantages, updates. With `--placement.lag 1`, a rollout runs
+        meanwhile."""
         run, roles, measured = self.run, self.run.setup.roles, found.measured
         waited_s = roles.waited_s
         with clock("update"):
@@ -120,7 +120,7 @@ class Begun:
 
 
 class OneBehind(Loop):
-    """Iterations one step off-policy: while an update goes on, the next batch is generated.
+    """Iterations one step off-policy: while an update runs, the next batch is generated.
 
     This thread generates batch k + 1 with the policy of k - 1 updates. The thread of the trained
     models updates by batch k. Then it predicts columns of batch k + 1 with the updated models, for
@@ -161,8 +161,8 @@ class OneBehind(Loop):
             self._complete()
 
     def _complete(self, *, goes_on: bool = True) -> None:
-        """Waits for the update, if one goes on, and completes its step. Raises whatever the update
-        has raised."""
+        """Waits for the update, if one runs, and completes its step. Raises whatever the update has
+        raised."""
         if self._begun is None:
             return
         begun, self._begun = self._begun, None

@@ -51,7 +51,7 @@ class Run:
     Attributes:
       first: number of iterations done before this start.
       earlier: responses of earlier iterations to copy drafts from, if any are kept.
-      updates: the thread that updates beside rollouts (`--placement.lag 1`); None: there is none.
+      updates: the thread that updates during rollouts (`--placement.lag 1`); None: there is none.
     """
 
     setup: Setup

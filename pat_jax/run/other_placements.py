@@ -61,7 +61,7 @@ def rollout_growth(planner: Planner, setup: Setup) -> float | None:
 
 
 def allowed_placements(setup: Setup) -> list[PlacementName]:
-    """Returns the placements beside `flatten` that the run's models, devices and options allow."""
+    """Returns the placements except `flatten` that the run's models, devices and options allow."""
     config, found = setup.config, list[PlacementName]()
     for name in OTHERS:
         try:

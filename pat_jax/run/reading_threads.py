@@ -22,10 +22,10 @@ from pat_jax.training.roles import Roles, States
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads that run beside rollouts."""
+    """The threads that run during rollouts."""
 
     readers: Sequence[ReadingThread] = ()
-    updates: Executor | None = None  # None: no update runs beside rollouts
+    updates: Executor | None = None  # None: no update runs during rollouts
 
 
 @contextmanager

@@ -15,7 +15,7 @@ PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoin
 
 class Saves:
     """The checkpoints of a run of `steps`: one every `every` steps, and one at its end. A failed
-    save is reported, and each further step is saved until one succeeds; training goes on."""
+    save is reported, and each further step is saved until one succeeds; training continues."""
 
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]

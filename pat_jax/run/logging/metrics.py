@@ -32,7 +32,7 @@ class MetricsWriter:
       resume_step: the first step that a resumed run repeats, the one after its checkpoint. A
         `resume` line is appended, and readers drop what the interrupted run had written from this
         step on.
-      trackers: trackers beside TensorBoard, by name; `close` closes them.
+      trackers: trackers in addition to TensorBoard, by name; `close` closes them.
       notify: called once for each tracker that fails.
     """
 

@@ -35,8 +35,8 @@ class Progress:
         )
 
     def start(self, done: int = 0) -> None:
-        """Restarts the bar's clock when steps begin, with `done` steps done: the time before says
-        nothing about the time of steps."""
+        """Restarts the bar's clock when steps begin, with `done` steps done: the time before them
+        does not count."""
         self._bar.reset()
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
 

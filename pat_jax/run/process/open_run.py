@@ -196,7 +196,7 @@ class OpenRun:
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
 
     def last_words(self) -> str:
-        """Returns what is saved and how to go on; can be called at any moment."""
+        """Returns what is saved and how to resume; can be called at any time."""
         return f"{self.saves.on_disk()}; {self._again}"
 
     @property
@@ -216,7 +216,7 @@ class OpenRun:
         self.progress.close()
 
     def release(self) -> None:
-        """Unlocks the folder, though this process goes on."""
+        """Unlocks the folder, though this process continues."""
         self.checkpoints.close()
         if self._lock is not None:
             self._lock.release()

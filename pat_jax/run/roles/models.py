@@ -69,8 +69,8 @@ class RunModels:
         )
 
     def room(self, layouts: dict[Split, Layout], rest: Rest) -> float:
-        """Returns how many whole sequences a KV cache holds beside the models; 0 if no update
-        fits."""
+        """Returns how many sequences of full length the KV cache can hold with the models in
+        memory; 0 if no update fits."""
         roles, rollouts = self.build(layouts, rest), self.rollouts
         if lacking_state(roles, rollouts.device_bytes):
             return 0.0

@@ -1,6 +1,6 @@
 """Keeps responses of earlier iterations, from which drafts are copied, in memory and in files.
 
-A file has a line with the checksum of the rest, a line of JSON, and the tokens. A run can go on
+A file has a line with the checksum of the rest, a line of JSON, and the tokens. A run can do
 without it, as drafts change no token. Knows files. Does not know what drafts are.
 """
 

@@ -16,7 +16,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.run.logging.samples import Sample, table
 from pat_jax.run.logging.trackers.tracker import Tracker, describe_error
 
-ID_FILE = "wandb_run_id"  # in the run's folder: a resumed run goes on in the same chart
+ID_FILE = "wandb_run_id"  # in the run's folder: a resumed run continues the same chart
 _STEP = "step"  # axis of all charts: W&B's own counter would drop steps that a resumed run repeats
 
 
@@ -58,7 +58,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """Writes to Trackio. A resumed run goes on in the newest Trackio run with its name."""
+    """Writes to Trackio. A resumed run continues the newest Trackio run with its name."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import trackio  # pyright: ignore[reportMissingImports]  # an extra
