@@ -42,7 +42,7 @@ def nothing_to_learn(algorithm: AlgorithmConfig, scored: ScoredGroups, longest: 
     if (has_reward & ~is_masked).any():
         return ""
     without = int((~has_reward & ~is_masked).sum())
-    others = f", but for {without} that have no reward" if without else ""
+    others = f", except {without} without a reward," if without else ""
     if not is_masked.any():
         none = f"none of the {len(responses)} responses of this step has a reward"
         return f"{none}: nothing is learned"

@@ -2,7 +2,7 @@
 
 An iteration is a rollout, rewards (`collect.py`), predictions, advantages, updates (`learning.py`),
 and a transfer to the engine. `Loop` does these in turn. `OneBehind`, for `--placement.lag 1`, does
-them in another order. Knows no option of the command line and no array.
+them in another order. Knows no array.
 """
 
 from collections.abc import Iterator

@@ -160,8 +160,8 @@ def _warnings(question: Question, update: Update | None) -> Iterator[str]:
     if cut_at is not None and draw.scale * cut_at < draw.cap:
         yield (
             f"{percent(lengths.share_of(cut_at))} of the responses of {lengths.source} stop at "
-            f"{cut_at:,} tokens as if cut there, below the cap of {draw.cap:,}: what they would have said "
-            f"is missing, and the real tail is longer; give lengths cut at {draw.cap:,} or later, or ask "
+            f"{cut_at:,} tokens as if cut there, below the cap of {draw.cap:,}: their other tokens "
+            f"are missing, and the real tail is longer; give lengths cut at {draw.cap:,} or later, or ask "
             f"for --max_completion_length {round(draw.scale * cut_at)}."
         )
 
@@ -184,6 +184,6 @@ def _notes(
     ]
     if depths and costs.drafts.exit_layer >= depths[0]:
         yield (
-            f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers say "
-            "drafts: what they take lacks the others (--layers all has them)."
+            f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers make "
+            "drafts: the times lack those of the other layers (--layers all has them)."
         )

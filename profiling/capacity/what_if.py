@@ -108,7 +108,7 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
     for split in machine.splits:
         most = max(rows for known, rows, _ in table if known == split)
         if (rows := machine.buckets.rows[split][-1]) > most:
-            words.append(f"{split} beyond {most:,} rows a group (up to {rows:,})")
+            words.append(f"{split} beyond {most:,} rows a replica (up to {rows:,})")
     return "; ".join(words)
 
 

@@ -67,9 +67,11 @@ class Machine:
 
     def __post_init__(self):
         if self.drafts.num_draft_tokens and self.acceptance is None:
-            raise ValueError("where drafts have programs, it has to be said what they are worth.")
+            raise ValueError("drafts that have programs need an acceptance.")
         if self.acceptance and self.acceptance.is_generated != self.drafts.is_generated:
-            raise ValueError("copied drafts and those that a model says are not worth the same.")
+            raise ValueError(
+                "drafts of a model need an acceptance of their own, not that of copied drafts."
+            )
 
     @classmethod
     def of(
@@ -94,8 +96,8 @@ class Machine:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
 
-    def pace(self, remaining_tokens: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(remaining_tokens))
+    def pace(self, num_draft_tokens: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))
 
     def shapes(self, longest: int) -> Shapes:
         """The shapes of the programs for a rollout whose longest sequence has `longest`

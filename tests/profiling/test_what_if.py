@@ -45,7 +45,7 @@ def test_the_machine_has_the_buckets_that_are_needed():
     larger = machine_of(PROFILE, replace(AS_IT_IS, responses=64, cap=1000))
     told = unmeasured(PROFILE, larger)
     assert "contexts beyond 128 tokens (up to 1,088)" in told
-    assert "dp1tp8 beyond 16 rows a group (up to 64)" in told and "dp8tp1" not in told
+    assert "dp1tp8 beyond 16 rows a replica (up to 64)" in told and "dp8tp1" not in told
 
 
 TARGET, SMALL = Target.parse("h100:8"), preset("qwen3-0.6b")

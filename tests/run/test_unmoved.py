@@ -108,7 +108,7 @@ def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
     ("truncated", "finishes", "rewards", "words"),
     [
         ("mask", (CUT_OFF, CUT_OFF), (0.0, 1.0), "all 2 responses of this step were cut off at"),
-        ("mask", (CUT_OFF, STOP), (0.0, NAN), "all 2 responses of this step, but for 1 that have"),
+        ("mask", (CUT_OFF, STOP), (0.0, NAN), "all 2 responses of this step, except 1 without"),
         ("score", (STOP, CUT_OFF), (NAN, NAN), "none of the 2 responses of this step has a reward"),
         ("mask", (CUT_OFF, STOP), (0.0, 1.0), ""),
         ("score", (CUT_OFF, CUT_OFF), (0.0, 1.0), ""),
