@@ -105,11 +105,11 @@ from pat_jax import train
 from pat_jax.common.run_command import run_command
 from pat_jax.run import {module}
 
-def hanging(*arguments, do={module}.{function}, calls=[]):
+def hanging(*arguments, do={module}.{function}, calls=[], **named):
     calls.append(1)
     if jax.process_index() == {index} and len(calls) == 2:
         threading.Event().wait()
-    return do(*arguments)
+    return do(*arguments, **named)
 
 {module}.{function} = hanging
 run_command(train.main)
