@@ -13,7 +13,7 @@ class Admissions:
 
     def __init__(self, contents: Contents, tables: BlockTables):
         self.contents, self.table, self.tables = contents, contents.table, tables
-        self.turn = np.zeros(len(self.table), np.int64)  # the number of each one's last admission
+        self.turn = np.zeros(len(self.table), np.int64)  # number of each sequence's last admission
         self._num_admitted = 0
         self.forget_prefix_replicas()
 
@@ -33,7 +33,7 @@ class Admissions:
         """Gives a sequence pages for its tokens and `steps` more; returns None if too few are free.
 
         Args:
-          leaving: pages of the replica that must stay free.
+          leaving: number of the replica's pages that must stay free.
         """
         pool, room = self.tables.pools[replica], self._room(sequence, steps)
         known = self.contents.known(sequence)
@@ -53,7 +53,7 @@ class Admissions:
         self.note_prefix_replica(sequence, replica)
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
-        """Returns how many more pages a sequence needs for `steps` more tokens than for `after`."""
+        """Returns how many pages a sequence with room for `after` more tokens lacks for `steps`."""
         cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, size) - num_pages_for(now, size)
@@ -83,7 +83,7 @@ class Filling:
         """
         Args:
           most: the most sequences that may run in one replica.
-          steps, at_once: see `CacheManager.admit`.
+          steps, at_once: numbers of tokens, see `CacheManager.admit`.
         """
         table = admissions.table
         running = table.replica(table.running)
@@ -95,10 +95,10 @@ class Filling:
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, replicas: set[int]) -> bool:
-        """Admits a sequence to the replica with the most pages left among `replicas`.
+        """Admits a sequence to the one of `replicas` with most free pages, if these are enough.
 
-        Returns:
-          False if none of them has enough pages. They admit no more sequences in this round.
+        Returns whether it was admitted. A replica with too few pages for it admits no other
+        sequence in this round.
         """
         pools, needed = self.admissions.tables.pools, self.needed
         later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)

@@ -1,6 +1,6 @@
 """Chooses the program that the next burst runs, and its number of steps.
 
-Knows buckets and the rows of a table. Does not know pages, nor why a burst ends.
+Knows buckets and the rows of a sequence table. Does not know pages, nor why a burst ends.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ class BurstShapes:
     def __init__(self, shapes: Shapes, table: SequenceTable, by_need: "ByNeed | None"):
         """
         Args:
-          by_need: chooses among the compiled programs; None if all are compiled.
+          by_need: chooses among the programs compiled so far; None if all programs are compiled.
         """
         self.shapes, self.table, self.by_need = shapes, table, by_need
         # The shape, with the plan's drafts, for which the newest burst found no compiled program,
@@ -31,7 +31,7 @@ class BurstShapes:
         return self._smallest(split, self.table.fullest, self._reached(0, 0)).rows
 
     def rows_below(self, split: Split, in_flight: Shape | None) -> int:
-        """Returns the next smaller row bucket to compact to, or 0 if there is none."""
+        """Returns the next smaller row bucket, which rows can be compacted to, or 0 if none."""
         rows = self.table.rows_per_replica
         if self.by_need is None:
             return self.shapes.buckets.rows_below(split, rows)
@@ -68,8 +68,8 @@ class BurstShapes:
         return False
 
     def charge(self, split: Split, ran: BurstResult) -> None:
-        """Counts the time that a burst lost because programs are not compiled. The time of a burst
-        is taken as proportional to its rows."""
+        """Counts the seconds that a burst lost because a better program is not compiled. A burst's
+        seconds are taken as proportional to its rows."""
         if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)

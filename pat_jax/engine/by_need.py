@@ -1,9 +1,9 @@
 """Compiles decode programs during a rollout, if not all were compiled before it.
 
 A burst runs in the smallest compiled bucket that holds it. If there is none, the bucket that fits
-is compiled at once. A bucket larger than needed costs time in every burst: the rent of the bucket
-that fits. Once the rent equals the time that a program takes to compile, it is compiled in the
-background. This costs at most twice the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
+best is compiled at once. A larger bucket than needed costs each burst some seconds: their sum is
+the rent of the bucket that fits best. Once its rent equals the time of compiling, it is compiled in
+the background. This costs at most twice the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
 """
 
 from collections import defaultdict
@@ -29,15 +29,15 @@ class ByNeed:
         """Returns whether the shape's program is compiled.
 
         Raises:
-          Exception: compiling in the background failed; its exception.
+          Exception: the exception of a compilation in the background that failed.
         """
         if self._job is not None and self._job.done():
             self._job.result()
         return decode_key(shape) in self.programs
 
     def instead_of(self, fitting: Shape, most_rows: int) -> Shape:
-        """Returns the smallest compiled bucket that holds `fitting`; `fitting` itself if no such
-        bucket is compiled.
+        """Returns the smallest compiled bucket that holds a burst of shape `fitting`. Returns
+        `fitting` itself if none is compiled, or only buckets that would waste too much.
 
         Args:
           most_rows: the most rows that the bucket may have.

@@ -50,13 +50,10 @@ class CacheManager:
         return np.array(self._queue, np.int64)
 
     def grow(self, steps: int, *, at_once: int) -> int:
-        """Makes room for `steps` more tokens of every running sequence.
+        """Makes sure that pages are free for `steps` more tokens of every running sequence.
 
-        Only pages for the first `at_once` tokens are handed out. If a replica has too few pages, it
-        preempts its most recently admitted sequences.
-
-        Returns:
-          The number of preempted sequences.
+        A replica with too few pages preempts its most recently admitted sequences. Pages for the
+        first `at_once` tokens are handed out now. Returns the number of preempted sequences.
         """
         tables, num_preempted = self.tables, 0
         lacking = tables.lacking(steps)
@@ -73,7 +70,7 @@ class CacheManager:
         return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        """Takes a sequence's pages and row. It reuses pages not overwritten before it resumes."""
+        """Takes a sequence's row and pages; when it resumes, it reuses those not overwritten."""
         tables, known = self.tables, self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))
@@ -82,11 +79,11 @@ class CacheManager:
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_replica: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Gives free rows to waiting sequences while there are pages for `steps` tokens of each.
+        """Gives free rows to waiting sequences while pages are free for `steps` tokens of each.
 
-        A sequence gets pages for `at_once` tokens. Replicas get equally many sequences, and as far
-        as that allows, samples of a prompt share a replica. If any sequence waits, all rows are
-        reassigned, `rows_per_replica` to each replica.
+        It hands out only the pages for each sequence's first `at_once` tokens. Replicas get equally
+        many sequences. As far as that allows, samples of a prompt share a replica. If any sequence
+        waits, all rows are reassigned, `rows_per_replica` to each replica.
         """
         if not self._queue:
             return self.admissions.work([])
@@ -110,10 +107,9 @@ class CacheManager:
         return self.admissions.work(filling.admitted)
 
     def release_ended(self) -> Copies:
-        """Frees the pages of finished sequences.
+        """Frees the pages of finished sequences; returns copies to overwrite those of failed ones.
 
-        The returned copies overwrite pages of failed sequences, which may hold NaN. Attention
-        multiplies the values that it masks by zero, and a NaN times zero is NaN.
+        These may hold NaN. Attention multiplies masked values by zero, and NaN times zero is NaN.
         """
         tables, poisoned = self.tables, []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
@@ -147,8 +143,8 @@ class CacheManager:
           is_recomputed: bool[running], sequences whose pages are left behind.
 
         Returns:
-          Where pages go, and bool[running], the sequences whose pages are left behind. These
-          include sequences that found too few pages.
+          The moves of pages, and which sequences leave their pages behind, bool[running]. Among
+          these are sequences for which the new pools have too few pages.
         """
         running, tables = self.table.running, self.tables
         tables.release(running[is_recomputed])
@@ -176,7 +172,7 @@ class CacheManager:
           new_page: int[moves], the page in which each move arrived; NULL_PAGE if it found no room.
 
         Returns:
-          bool[running], the sequences of which a page found no room. They hold no pages now.
+          Which sequences have lost a page that found no room, bool[running]: they hold none now.
         """
         tables, running, stays = self.tables, self.table.running, new_page == NULL_PAGE
         is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
@@ -196,16 +192,16 @@ class CacheManager:
     ) -> tuple[PrefillWork, np.ndarray]:
         """Does the second half of a move: gives pages to sequences that left theirs behind.
 
-        These are recomputed, the first admitted first. Each gets pages for `steps` more tokens, or
-        waits if too few are free. All rows are reassigned: every replica has as many as the fullest
-        one needs.
+        These are recomputed, in the order of their admission. Each gets pages for `steps` more
+        tokens, or waits if too few are free. All rows are reassigned: every replica gets as many
+        rows as the fullest one needs.
 
         Args:
           replica: int[running], the new replica of each sequence.
-          is_left: bool[running], sequences without pages, by the results of `leave` and `settle`.
+          is_left: bool[running], sequences that `leave` and `settle` have left without pages.
 
         Returns:
-          The prefill to run, and bool[running], the sequences that wait.
+          The prefill to run, and which sequences wait, bool[running].
         """
         table, running = self.table, self.table.running
         waits, admitted = is_left.copy(), []
@@ -231,7 +227,7 @@ class CacheManager:
         Each is int[running], the replica of every sequence; see `sequence_table.options`.
 
         Args:
-          laid_out: int[replicas], pages reserved for running bursts: they are free before a move.
+          laid_out: int[replicas], pages reserved for the running bursts, which count as free.
         """
         tables = self.tables
         pages = tables.count[self.table.running]
@@ -247,7 +243,7 @@ class CacheManager:
           replica: int[running], the wanted replica of each sequence.
 
         Returns:
-          int[running], the replica that each sequence got, and the moves of pages.
+          The replica of each sequence after the move, int[running], and the moves of pages.
         """
         table, tables, replica = self.table, self.tables, replica.copy()
         running, pools = table.running, tables.pools

@@ -43,7 +43,7 @@ class Digest(NamedTuple):
     is_ahead: bool
     rows: int  # checksum of the rows, their lengths and pages, and the reserved pages
     accept_prob: int  # checksum of `Burst.accept_prob`
-    drafts: int  # of the texts that rows draft from, or of the lengths in a draft model's cache
+    drafts: int  # checksum of the texts to draft from, or of a draft model's cached lengths
 
 
 class DeviceExecutor(Executor):

@@ -123,12 +123,12 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """The most tokens of other responses that a row's drafts are copied from; may be 0."""
+        """The most tokens of other responses from which a row's drafts are copied; may be 0."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property
     def draft_params(self) -> Any:
-        """The drafter's weights: a draft model, the exit head of the first layers, or None."""
+        """The drafter's weights: those of a draft model, an early-exit head, or None."""
         return self.weights.exit_head if self._draft_model is None else self._draft_model
 
     @property
@@ -176,7 +176,7 @@ class RolloutEngine:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates all requests, see `stream`; returns completions in order, and a report."""
+        """Generates all responses; returns completions in order, and a report. See `stream`."""
         report = RolloutReport()
         stream = self.stream(requests, planner, report, expected=expected, earlier=earlier)
         done = dict(stream)

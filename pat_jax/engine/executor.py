@@ -43,12 +43,12 @@ class Relocation:
 class Collected(NamedTuple):
     """The result of a burst."""
 
-    steps: int  # decode steps
-    tokens: int  # generated
+    steps: int  # decode steps of the burst
+    tokens: int  # tokens that all rows generated
     running_steps: int  # steps in which each row was running, summed over rows
     drafted: DraftResult
     held: float  # see BurstResult
-    ended: np.ndarray  # int[ended], the sequences that ended in it
+    ended: np.ndarray  # int[ended], the sequences that ended in the burst
     poisoned: Copies  # copies of the null page onto pages that may hold NaN
 
 
@@ -90,7 +90,7 @@ class Executor(ABC):
         """Waits for the oldest running burst.
 
         Returns:
-          Its output, and whether it took as long as the time since the burst before it ended.
+          Its output, and whether its duration is known: the time since the previous burst ended.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Executor(ABC):
         """Reshards the weights to the target layout, and moves pages to their new replicas."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Recomputes the pages that a relocation left behind; returns what `prefill` does.
+        """Recomputes the pages that a relocation left behind; returns the same as `prefill`.
 
         Args:
           waits: bool[running], the sequences that found no pages and are recomputed later.

@@ -82,8 +82,7 @@ class _Loop:
     def move(self, plan: Plan) -> Plan:
         """Moves weights, cache and rows to the plan's layout or replicas: the project's core.
 
-        Returns:
-          The rest of the plan, to decode.
+        Returns what is left of the plan: how to decode after the move.
         """
         scheduler, executor, report = self.scheduler, self.executor, self.report
         kind = "switch" if plan.replica is None else "balance"

@@ -1,7 +1,7 @@
 """The scheduler: decides what a rollout does next, from host state alone. An executor does it.
 
-Executors are devices (`device_executor.py`) and a simulated clock. Every rule of a rollout is here,
-in the cache manager, or in the planner, once.
+Executors are devices (`device_executor.py`) and a simulated clock. Each rule of a rollout is in one
+place only: here, in the cache manager, or in the planner.
 """
 
 from collections import deque
@@ -45,11 +45,11 @@ class Scheduler:
     ):
         """
         Args:
-          contents: of a sequence table with the replicas of `split`, whose sequences all wait.
+          contents: of sequences that all wait; their table has the replicas of `split`.
           runs_ahead: dispatch a burst before the results of the one before it are known.
           checks: call `check_integrity` after each burst.
           expected: float[sequences], predicted response lengths in tokens; see CacheManager.
-          by_need: chooses among the compiled programs; None if all are compiled.
+          by_need: chooses among the programs compiled so far; None if all programs are compiled.
         """
         self.contents, self.table, self.shapes = contents, contents.table, shapes
         self.bursts = BurstShapes(shapes, self.table, by_need)
@@ -58,11 +58,12 @@ class Scheduler:
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
         self.num_preempted = 0
-        # Tokens that fit in the sequences' pages, and those of them that are not in use, each
-        self.kv_slots, self.kv_unused = 0, 0  # summed over the starts and ends of bursts.
+        # Tokens that fit in the sequences' pages, and how many of these are not used: sums over the
+        # starts and ends of bursts.
+        self.kv_slots, self.kv_unused = 0, 0
         self._in_flight: deque[Shape] = deque()  # shapes of the bursts dispatched, not collected
         self._reserve: PageReserve | None = None
-        self._version = -1  # of the table when the running bursts began
+        self._version = -1  # the table's version when the running bursts began
 
     def admit(self) -> PrefillWork:
         """Gives rows and pages for a few steps to waiting sequences; returns their prefill."""
@@ -119,10 +120,10 @@ class Scheduler:
 
         Args:
           new_page: int[moves], the page where each move arrived, NULL_PAGE if it found no room;
-            None: as `leave` assigned them.
+            None if all arrived where `leave` planned.
 
         Returns:
-          The prefill to run, and bool[running], the sequences that find no pages and wait.
+          The prefill to run, and which sequences find no pages and wait, bool[running].
         """
         is_left = relocation.is_left
         if new_page is not None:
@@ -130,7 +131,7 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Gives pages for the next few steps; compacts rows to the smallest bucket for them all."""
+        """Gives sequences pages for the next few steps; compacts rows to the smallest bucket."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:

@@ -1,6 +1,6 @@
 """A session: checks any number of requests, generates them, and yields each as it ends.
 
-A request that cannot be generated gets a completion with a sentence of error; others go on.
+A request that cannot be generated gets a completion with a sentence of error; others continue.
 The engine gets requests in batches of many times its capacity, so that its rows stay full without
 reading all of a long file. Results do not depend on the batches: sampling keys belong to requests.
 """
