@@ -26,13 +26,13 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 class Entry:
     """One pending result: a sample of a line, or the error of an invalid line."""
 
-    line: int
-    sample: int
+    line: int  # number of the line in the prompts file
+    sample: int  # number of the sample among those of the line
     fields: dict[str, Any]  # fields copied from the line to the result
     is_last: bool  # whether it is the last result of its line
     ask: LineRequest | None = None
     finder: StopFinder | None = None
-    # Whether the tokens generated before the last burst have a stop string, searched in a thread.
+    # A thread's search for a stop string in the tokens generated before the last burst.
     search: Future[bool] | None = None
 
 

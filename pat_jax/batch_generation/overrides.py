@@ -1,4 +1,4 @@
-"""Sampling options, each of which a line, the command or the checkpoint may set or leave unset."""
+"""Sampling options that a line of a prompts file, the command or the checkpoint may leave unset."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,7 +12,7 @@ MOST_SAMPLES = 2**16  # of one line
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """Sampling options under the names that lines of a prompts file use; None: not given."""
+    """Sampling options by the names that lines of a prompts file use; None if one is not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -29,7 +29,7 @@ class SamplingOverrides:
     seed: int | None = None
 
     def over(self, other: "SamplingOverrides") -> "SamplingOverrides":
-        """Returns these options, with those that are None taken from `other`."""
+        """Returns these options; where one is None, that of `other`."""
         return replace(other, **_given(self))
 
     @property

@@ -46,7 +46,7 @@ class LineRequest:
     wants_logprobs: bool
 
     def request(self, seed: int, line: int, sample: int) -> Request:
-        """Returns the request for one sample of a line, numbered from 1, of a run with `seed`."""
+        """Returns the request for one `sample` of line number `line` in a run with `seed`."""
         ids = (seed, BY_LINE, line, sample)
         if self.seed is not None:
             ids = (self.seed, BY_SEED, 0, sample)

@@ -1,4 +1,4 @@
-"""The file of results, JSON lines, to which a killed command can resume writing: none is lost."""
+"""The file of results in JSON lines. If a command is killed, another one can continue the file."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ResultFile:
         self.done = process_group().agree("results before", lambda: self._open(resume=resume))
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
-        """Opens the file; returns for each result in it the line of the prompt, and the sample."""
+        """Opens the file; returns the prompt's line and the sample of each result in it."""
         path, option = self.path, f"option --out is {str(self.path)!r}"
         try:
             if path.exists() and not path.is_file():

@@ -49,7 +49,7 @@ class TextSession:
         """
         Args:
           overrides: sampling options that apply unless the arguments of `generate` set them.
-          recommended: sampling options that apply if neither sets them.
+          recommended: sampling options that apply if neither `overrides` nor those arguments do.
         """
         self.session, self.tokenizer, self.seed = session, tokenizer, seed
         self._overrides, self._recommended = overrides, recommended
@@ -90,7 +90,7 @@ class TextSession:
 
     @property
     def rollout(self) -> RolloutTrace:
-        """The trace of the newest call: layouts, switches and running requests over time."""
+        """The trace of the newest rollout: layouts, switches and running requests over time."""
         return self.session.report.trace
 
     def _ask(self, number: int, prompt: PromptLike, sampling: Mapping[str, Any]) -> LineRequest:

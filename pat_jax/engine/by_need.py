@@ -3,7 +3,7 @@
 A burst runs in the smallest compiled bucket that holds it. If there is none, the bucket that fits
 best is compiled at once. A larger bucket than needed costs each burst some seconds: their sum is
 the rent of the bucket that fits best. Once its rent equals the time of compiling, it is compiled in
-the background. This costs at most twice the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
+the background. This costs at most twice the best choice (Karlin, Manasse, Rudolph, Sleator 1988).
 """
 
 from collections import defaultdict

@@ -28,8 +28,8 @@ class Backend:
 
         Args:
           platform: the value of `jax.Device.platform`.
-          spans_processes: no host has all of the devices' memory.
-          reads_pages: an attention kernel reads pages. Without one, accelerators gather the pages.
+          spans_processes: whether the devices belong to several processes.
+          reads_pages: whether an attention kernel reads pages; if not, accelerators gather them.
         """
         is_cpu = platform == "cpu"
         return cls(

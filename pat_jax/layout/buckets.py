@@ -55,16 +55,16 @@ class Drafts:
         """Returns the numbers of draft tokens compiled for bursts with `rows` rows per replica.
 
         There are at most two, to compile little. Copied drafts use the two largest that fit,
-        because with fewer rows a step can verify more for each. Model drafts use the two smallest,
-        because each token costs a pass and the first tokens are accepted most often.
+        because a step with few rows can verify many tokens of each. Model drafts use the two
+        smallest, because each token costs a pass and the first tokens are accepted most often.
         """
         fitting = tuple(n for n in self.num_draft_tokens if rows * (1 + n) <= self.most_tokens)
         return fitting[:2] if self.is_generated else fitting[-2:]
 
     def draft(self, num_draft_tokens: int) -> int:
-        """Returns the most tokens that a row's draft may have.
+        """Returns the most tokens that a row's draft may have in a step with `num_draft_tokens`.
 
-        Copied drafts share the tokens that a step verifies: those likelier to be accepted get more.
+        Copied drafts of all rows share the tokens that a step verifies: better ones get more.
         """
         return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
@@ -100,7 +100,7 @@ class Drafts:
         return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
-        """Returns how many tokens of other texts a row with a context of `length` may draft from.
+        """Returns how many tokens of other texts a row with `length` tokens may draft from.
 
         Up to LEAST_ROOM tokens, short contexts get as much room as the longest. This costs a step
         next to nothing, and requests that have just begun gain most from finished siblings.
@@ -133,7 +133,7 @@ class Shape(NamedTuple):
     split: Split
     rows: int  # row bucket of one replica
     length: int  # the most tokens in a row's KV cache
-    num_draft_tokens: int = 0  # of each row in a step
+    num_draft_tokens: int = 0  # draft tokens of each row in a step
 
     @property
     def area(self) -> int:
@@ -142,7 +142,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Row buckets (rows of one replica) by split, and context lengths in tokens."""
+    """The row buckets (rows of one replica) of each layout, and the context lengths in tokens."""
 
     rows: dict[Split, tuple[int, ...]]
     lengths: tuple[int, ...]
@@ -178,8 +178,8 @@ class Buckets:
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
         """Returns the few buckets that are measured first, to predict the others from.
 
-        They have the fewest rows, the most rows and the most rows for each number of draft tokens.
-        Their length is that of a prompt and its first generated token.
+        Their row buckets are the smallest, the largest, and the largest for each number of draft
+        tokens. Their length is that of a prompt and its first generated token.
         """
         length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
 
@@ -263,13 +263,12 @@ class Shapes:
 
     @property
     def asked_ahead(self) -> int:
-        """Number of future tokens of a row, those of two bursts, for which a draft model's cache
-        reserves pages. All numbers of draft tokens have the same, so that a row's need never
-        shrinks.
-        """
+        """The number of future tokens of a row for which a draft model's cache reserves pages:
+        those of two bursts. It is the same for all numbers of draft tokens, so that a row's need
+        never shrinks."""
         return 2 * self.pace(max(self.drafts.num_draft_tokens, default=0)).burst_tokens
 
     def reserve_size(self, rows: int, num_draft_tokens: int = 0) -> int:
-        """Returns how many new pages `rows` rows of a replica may need in two bursts, the second
-        dispatched while the first runs."""
+        """Returns how many new pages `rows` rows of a replica may need in two bursts, of which the
+        second is dispatched while the first runs."""
         return rows * -(-2 * self.pace(num_draft_tokens).burst_tokens // self.page_size)

@@ -30,10 +30,10 @@ WEIGHTS, WAYS = 3, 2  # matrices of an expert; a row is sent there and back
 def most_exchanged(
     option: str, experts: ExpertsConfig | None, layout: Layout, platform: str
 ) -> int:
-    """Returns up to how many tokens per replica and micro-batch an update sends to their experts.
+    """Returns the most tokens of a replica's micro-batch that an update sends to their experts.
 
-    With more tokens, an update gathers the experts' weights instead. Both costs are how many
-    numbers a device receives in a layer; the model's width and the devices are factors of both.
+    With more tokens, it gathers the experts' weights instead. The costs compared are the numbers
+    that a device receives in a layer, without factors of both: the model's width and the devices.
 
     Args:
       option: the value of `--experts`.
@@ -96,7 +96,7 @@ def form_of_update(
 
 @dataclass(frozen=True)
 class Exchange:
-    """How devices along some mesh axes, each with other experts, send rows to one another."""
+    """How devices along some mesh axes send rows to one another; each has other experts."""
 
     axes: tuple[str, ...]
     everywhere: tuple[str, ...]  # all axes of the mesh
@@ -137,10 +137,10 @@ class Moves(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where a device sends each of its rows, once per chosen expert (each is a choice)."""
+    """Where a device sends its rows: each goes once to each expert chosen for it (a choice)."""
 
-    order: Int[Array, " choices"]  # choices by expert; experts outside the exchange come last
-    slot: Int[Array, "rows k"]  # index in that order; rows · k for experts outside the exchange
+    order: Int[Array, " choices"]  # choices sorted by expert; experts outside the exchange are last
+    slot: Int[Array, "rows k"]  # each choice's index in `order`; rows · k if outside the exchange
     counts: Int[Array, "source target here"]  # rows from each device for each expert of a target
     rounds: Int[Array, ""]
 
@@ -175,7 +175,7 @@ def _moves(counts: Int[Array, "source target here"], first: Array, size: int) ->
 
 
 def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
-    """Returns `into` with the received rows written over it."""
+    """Returns `into`, overwritten by the rows received in a round."""
     here, axes = jax.lax.axis_index(exchange.axes), exchange.axes
     came = moves.size[:, here]
     # A TPU's ragged all-to-all pads a single number to 256 bytes: an all-gather sends less.
@@ -211,8 +211,8 @@ def _of_round(
 
 
 def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
-    """Returns the plan and two functions. One orders rows [rows, length, embed] for sending, as
-    [choices, embed]; the other puts results back, as [rows, length, k, embed]."""
+    """Returns the plan and two functions. The first orders rows [rows, length, embed] for sending,
+    as [choices, embed]. The second puts results back in place, as [rows, length, k, embed]."""
     k = rows.chosen.shape[-1]
     plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
 
@@ -237,7 +237,7 @@ def exchanged(
 
     Args:
       compute: returns the weighted outputs of experts, numbered from 0; they are as wide as rows.
-      rows: rows whose experts are numbered along the axes; rows of other numbers are not sent.
+      rows: rows and the numbers of their experts along the axes; rows of other experts stay.
       experts: the weights of this device's experts.
     """
     plan, ordered, returned = _begin(exchange, rows, experts)

@@ -64,7 +64,7 @@ class FsdpGroups:
         """Returns the sum of arrays[groups, …] over groups, which send them in `dtype`.
 
         Args:
-          shardings: of the arrays, and of the sum.
+          shardings: those of the arrays, and those of their sums.
         """
 
         def summed(x: Array) -> Array:

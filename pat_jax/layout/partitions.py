@@ -100,8 +100,8 @@ class AutoPartition(Partition):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, spec))
 
     def look_up(self, table: Array, ids: Array) -> Array:
-        """Devices with different parts of the embedding look ids up for each other; those with the
-        same part exchange nothing. The compiler would replicate rows over the latter."""
+        """Devices with different parts of the embedding look ids up for each other. Devices with
+        the same part exchange nothing; the compiler would replicate rows over them."""
         layout, dp_axes, over = self.layout, self.layout.dp_axes, self.layout.fsdp_axes
         if not over or over == dp_axes:
             return super().look_up(table, ids)

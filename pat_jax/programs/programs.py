@@ -33,7 +33,7 @@ class Key(NamedTuple):
     length: int = 0  # tokens of a row
     target: Split | None = None  # the layout after a switch
     part: int = 0  # number of the chunk of weights that is resharded
-    num_draft_tokens: int = 0  # draft tokens for which a decode step has room, per row
+    num_draft_tokens: int = 0  # draft tokens per row for which a decode step has room
 
     @property
     def words(self) -> str:
@@ -94,7 +94,7 @@ class ProgramTable:
         self._of_key: defaultdict[Key, Lock] = defaultdict(Lock)
 
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
-        """Declares `jax.jit(fun, **jit_options)` for abstract `args`; it is traced later."""
+        """Declares `jax.jit(fun, **jit_options)` for `args`, arrays' shapes; it is traced later."""
         if key not in self._compiled:
             self._declared[key] = _Declared(fun, args, jit_options)
 
@@ -127,12 +127,12 @@ class ProgramTable:
         return list(self._declared)
 
     def lower(self, key: Key) -> jax.stages.Lowered:
-        """Returns a declared program as it goes to the compiler."""
+        """Returns a declared program, traced and lowered for the compiler."""
         return self._declared[key].lower()
 
     def compile(self, key: Key) -> None:
-        """Compiles a declared program, unless another thread has; notes the seconds that it took.
-        Raises KeyError if no program of that key was declared."""
+        """Compiles a declared program, unless another thread has done so. Notes the seconds that
+        compiling took. Raises KeyError if no program of that key was declared."""
         with self._of_key[key]:
             if key in self._compiled:
                 return

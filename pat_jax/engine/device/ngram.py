@@ -34,7 +34,7 @@ def find(
     long matches the last counts. The branch follows the longest match with another next token.
 
     Args:
-      most: most tokens of a draft.
+      most: the most tokens of a draft.
     """
     columns = text.shape[1]
     before = jnp.pad(text, ((0, 0), (CONTEXT, 0)), constant_values=NO_TOKEN)
@@ -69,7 +69,7 @@ def append(
     count: Int[Array, " rows"],
     at: Int[Array, " rows"],
 ) -> Int[Array, "rows columns"]:
-    """Writes the first `count` of each row's `tokens` into the text from column `at` on, and
+    """Returns the text with the first `count` of each row's `tokens` from column `at` on, and
     NO_TOKEN behind them."""
     is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
     return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)

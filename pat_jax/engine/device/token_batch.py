@@ -53,8 +53,8 @@ def left_by(
     A branch that is accepted ends its draft's run.
 
     Args:
-      length: verified draft tokens of each row.
-      accepted: accepted draft tokens of each row.
+      length: number of verified draft tokens of each row.
+      accepted: number of accepted draft tokens of each row.
       on_branch: rows whose branch was accepted.
     """
     more = length + 1
@@ -88,8 +88,8 @@ class Counts(NamedTuple):
         """Returns the counts with a step's drafts added.
 
         Args:
-          left: the runs that the step before left.
-          length, accepted: verified and accepted tokens of each row's draft.
+          left: each row's run after the step before, see `left_by`.
+          length, accepted: numbers of verified and accepted tokens of each row's draft.
         """
         is_old, met = goes_on(left, draft), met_by(draft, left)
         # The token sampled last belongs to its run if the run continues.
@@ -125,7 +125,7 @@ class Counts(NamedTuple):
 
         Args:
           kind: kind of the run that each row's draft belongs to.
-          length, accepted: verified and accepted tokens of each row's branch.
+          length, accepted: numbers of verified and accepted tokens of each row's branch.
           drawn: the token that each row sampled first. It shows whether the branch's first token
             would have been accepted, even if it was not verified.
         """
@@ -159,8 +159,7 @@ class Counts(NamedTuple):
 
         Args:
           source: source of each row's draft or branch, see `planning.draft_counts.SOURCES`.
-          length: verified tokens of the draft or branch.
-          accepted: accepted tokens of the draft or branch.
+          length, accepted: numbers of verified and accepted tokens of the draft or branch.
         """
         more = jnp.stack([length, accepted, accepted * is_branch], axis=1)
         return self._replace(by_source=self.by_source.at[0, source].add(more))
@@ -196,7 +195,7 @@ def lengths(
       runs: the runs that the drafts belong to.
       accept_prob: for each kind of run, the probability that its first 0, 1, 2 … tokens are all
         accepted; and the same of a branch, given that the draft's first token is rejected.
-      room: tokens of a line; at least one for each row.
+      room: number of tokens of a line; at least one for each row.
     """
     most = draft.tokens.shape[1]
     turn = jnp.arange(most)[None]
@@ -235,9 +234,9 @@ def line_of(
     """Returns the line of the running rows' newest tokens, each followed by its draft and branch.
 
     Args:
-      lengths, branches: verified tokens of each row's draft and branch.
-      room: tokens of the line.
-      turns: most tokens of a row.
+      lengths, branches: numbers of tokens of each row's draft and branch to verify.
+      room: number of tokens of the line.
+      turns: the most tokens of one row.
     """
     count = jnp.where(running, 1 + lengths + (0 if branches is None else branches), 0)
     stop = jnp.cumsum(count)

@@ -17,7 +17,7 @@ class DraftSums:
 
     steps: int = 0
     expected_tokens: float = 0.0  # predicted tokens of a row in each step, summed over steps
-    tokens: float = 0.0  # the same as generated
+    tokens: float = 0.0  # generated tokens of a row in each step, summed over steps
     predicted_saving_s: float = 0.0
     saving_s: float = 0.0
 

@@ -58,7 +58,7 @@ class RolloutReport:
     kv_waste: float = math.nan
     preempted: int = 0  # how often a sequence was preempted
     expected: np.ndarray | None = None  # float[sequences], predicted response lengths in tokens
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage of the loop, `rollout.py`
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage of the loop in `rollout.py`
     total_s: float = 0.0
     compile_s: float = 0.0  # spent waiting for programs to compile, not part of `total_s`
     done_after: list[int] = field(default_factory=list)  # steps until each sequence ended, sorted
@@ -149,7 +149,7 @@ class RolloutReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second; NaN if none was generated, as are the shares below."""
+        """Generated tokens per second; NaN in a rollout that took no time."""
         return _ratio(self.tokens, self.total_s)
 
     @property
@@ -200,7 +200,7 @@ class RolloutReport:
         self.done_after = np.sort(scheduler.table.done_after).tolist()
 
     def spent(self, *stages: str) -> float:
-        """Returns the seconds of some stages together; `rollout.rollout` names the stages."""
+        """Returns the sum of the seconds of some stages; `rollout.rollout` names the stages."""
         return sum(self.seconds.get(stage, 0.0) for stage in stages)
 
     @property

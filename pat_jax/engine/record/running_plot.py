@@ -45,8 +45,8 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
 
 
 def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
-    """Yields a chart of the tokens of a sequence per decode step, over at least `until_s` seconds:
-    one, and accepted draft tokens by source. Yields nothing if no step had more than one token."""
+    """Yields a chart of the tokens of a sequence per decode step, over at least `until_s` seconds.
+    Above one token it shows accepted draft tokens by source. Yields nothing if there were none."""
     drafts, edges = trace.drafts, [*trace.times_s, trace.total_s]
     if max(drafts.tokens_per_step, default=1.0) <= 1.0:
         return

@@ -44,7 +44,7 @@ class Move:
 
 @dataclass(frozen=True)
 class DraftTrace:
-    """Drafts in a rollout: one entry for each burst, all empty in older traces."""
+    """The drafts of a rollout: one entry for each burst; older traces have none."""
 
     tokens_per_step: tuple[float, ...] = ()  # mean tokens of a sequence in a step; 1 without drafts
     drafted: tuple[int, ...] = ()  # draft tokens verified
@@ -52,7 +52,7 @@ class DraftTrace:
     # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros
     # if drafts are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    saving_s: float | None = None  # in bursts whose drafts were predicted; None: no such burst
+    saving_s: float | None = None  # by bursts whose drafts were predicted; None: no such burst
     predicted_saving_s: float | None = None
 
 
@@ -66,7 +66,7 @@ class RolloutTrace:
 
     times_s: tuple[float, ...]  # start of each burst, in seconds since the rollout began
     steps: tuple[int, ...]  # decode steps done before each burst
-    running: tuple[int, ...]  # unfinished sequences, over all replicas
+    running: tuple[int, ...]  # unfinished sequences of all replicas at the start of each burst
     layout: tuple[str, ...]  # the layout of each burst
     total_s: float
     total_steps: int

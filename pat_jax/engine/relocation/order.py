@@ -39,10 +39,10 @@ class Placed(NamedTuple):
 
 
 def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools) -> Placed:
-    """Returns where and when pages arrive, so that no more than `MOST_WAITING` pages wait.
+    """Returns the new number of each page and its round, so that at most `MOST_WAITING` pages wait.
 
-    If more would wait, the shortest sequences with waiting pages stay behind, one first, then two
-    more, then four.
+    If more would wait, the shortest of the sequences with waiting pages stay behind: first one of
+    them, then two more, then four more.
 
     Args:
       moves: one move for each page that arrives, no more than the new pools hold; `new_page` is not
@@ -66,7 +66,7 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
 
 
 def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
-    """Places all `moves`. Once too many have to wait, returns those, int[waiting]."""
+    """Places the pages of all `moves`. If too many wait, returns their moves, int[waiting]."""
     leaving = _Leaving(moves, old, new)
     plan = leaving.rounds()
     slots = list(leaving.slots(plan))
@@ -94,7 +94,7 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
 
 
 class _Leaving:
-    """The moves by replica of the layout with less TP, the narrow one: rounds consist of these."""
+    """The moves of each replica of the narrow layout, the one with less TP, to put into rounds."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.is_up = old.replicas >= new.replicas
@@ -124,7 +124,7 @@ class _Leaving:
             yield slots
 
     def waiting(self, step: Round) -> float:
-        """Memory of a device that a waiting round takes, in pages of a round of all replicas."""
+        """A device's memory that a waiting round takes, in pages of a round of all replicas."""
         is_part = self.is_up and step.replica != ALL
         return step.size / self.num_members if is_part else step.size
 
@@ -134,7 +134,7 @@ def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:
 
 
 class _Room:
-    """The free pages of new replicas: their memory holds no old page that still has to leave."""
+    """The free pages of the new replicas, whose memory holds no old page that has yet to leave."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.moves, self.old, self.new = moves, old, new
@@ -161,7 +161,7 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """Takes a free page in each replica of `replica`, int[pages]; None if too few are free."""
+        """Takes a free page for each entry of `replica`, int[pages]; None if too few are free."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None

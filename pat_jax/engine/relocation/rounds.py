@@ -69,7 +69,7 @@ class Shipment:
     round: Round
     old_page: np.ndarray
     new_page: np.ndarray
-    put: tuple[int, ...]  # rounds that are unpacked after this one is packed, by number
+    put: tuple[int, ...]  # numbers of the rounds that are unpacked after this one is packed
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Shift:
 
 
 def shifts(moves: PageMoves, num_replicas: int) -> Iterator[Shift]:
-    """Yields rounds that together move every page; a round's pages all go equally many replicas on.
+    """Yields the rounds that move all pages; each sends pages over one distance, see `Shift`.
 
-    All replicas send at once, so the replica with most pages decides: a large buffer is used if
-    that replica fills more than half of it.
+    All replicas send at once, so the one with most pages decides on the size: a large buffer is
+    used if that replica fills more than half of it.
     """
     large, small = SHIFT_SIZES
     distance = (moves.new_replica - moves.old_replica) % num_replicas

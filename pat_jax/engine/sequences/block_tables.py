@@ -16,7 +16,7 @@ NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """For each (old, new replica): each page's new number, int32[pages]; NULL_PAGE if not moved."""
+    """By old and new replica: each page's new number, int32[pages], or NULL_PAGE if not moved."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -28,9 +28,9 @@ class Moved(dict[tuple[int, int], np.ndarray]):
 
 
 def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
-    """Returns the pages that each running sequence needs for `tokens` more tokens, int[running].
+    """Returns how many pages each running sequence needs with `tokens` more tokens, int[running].
 
-    These are all its pages, those that it has included. Tokens beyond its limit do not count."""
+    Pages that it already has are included. Tokens beyond its limit do not count."""
     running = table.running
     most = np.minimum(table.length[running] - 1 + tokens, table.end[running] - 1)
     return -(-most // page_size)
@@ -52,7 +52,7 @@ class BlockTables:
         assert NULL_PAGE == 0
         self.pages = np.zeros((len(table), most), np.int32)
         self.count = np.zeros(len(table), np.int64)
-        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # that has, or had, the pages
+        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # whose pool has or had the pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
         """Returns empty pools. Raises ValueError if one cannot hold the longest sequence."""
@@ -66,17 +66,17 @@ class BlockTables:
 
     @property
     def free(self) -> np.ndarray:
-        """Free pages of each replica, int[replicas]."""
+        """The number of free pages of each replica, int[replicas]."""
         return np.array([pool.num_free for pool in self.pools], np.int64)
 
     @property
     def num_held(self) -> int:
-        """Pages of all replicas that are held by sequences or reserved, each counted once."""
+        """The number of pages of all replicas that are held or reserved, each counted once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
     @property
     def unused(self) -> int:
-        """Tokens that running sequences' pages still have room for."""
+        """The number of tokens that the running sequences' pages still have room for."""
         running = self.table.running
         return int((self.count[running] * self.page_size - (self.table.length[running] - 1)).sum())
 
@@ -115,13 +115,13 @@ class BlockTables:
             yield call, length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
-        """Returns the pages that each replica lacks for `steps` more tokens per row."""
+        """Returns how many pages each replica lacks for `steps` more tokens per row."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)
 
     def _missing(self, steps: int) -> np.ndarray:
-        """The pages that each running sequence lacks for `steps` more tokens, int[running]."""
+        """How many pages each running sequence lacks for `steps` more tokens, int[running]."""
         needed = pages_with(self.table, steps, self.page_size)
         return np.maximum(needed - self.count[self.table.running], 0)
 
@@ -160,7 +160,7 @@ class BlockTables:
         return np.bincount(replica, minlength=len(self.pools))
 
     def _append(self, sequence: np.ndarray, turn: np.ndarray, pages: np.ndarray) -> None:
-        """Appends `pages[k]` to sequence `sequence[k]`, as its new page number `turn[k]`."""
+        """Appends `pages[k]` to sequence `sequence[k]` as its new page with index `turn[k]`."""
         self.pages[sequence, self.count[sequence] + turn] = pages
 
     def give(self, sequence: int, replica: int, pages: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What the cache manager has to know of texts: which share a prefix, and which got NaN logits.
+"""What the cache manager knows of sequences' tokens: shared prefixes, and those from NaN logits.
 
 On the host. `responses.py` knows every token; a replay knows only lengths and which prompts are
 equal.
@@ -47,7 +47,7 @@ class Contents:
         self.prompt = table.sibling if table.has_prompt_ids else np.arange(count)
 
     def known(self, i: int) -> np.ndarray | None:
-        """Returns a sequence's tokens, int32[length], to find shared pages; None: it shares none.
+        """Returns a sequence's tokens, int32[length], to find shared pages; None if it shares none.
 
         This class makes tokens up: those of a prompt are the same in all its samples, those of a
         response belong to no other.

@@ -19,9 +19,9 @@ class EarlierResponses:
     A prompt is identified by all of its tokens, so that two prompts are never confused.
 
     Args:
-      most: most tokens in all, prompts included.
-      of_prompt: most tokens of the responses to one prompt.
-      beside: extra columns of a response in a row's text (`texts.BESIDE`), counted as its tokens.
+      most: the most tokens of all prompts and responses together.
+      of_prompt: the most tokens of the responses to one prompt.
+      beside: extra columns that a response takes in a row's text (`texts.BESIDE`); they count, too.
     """
 
     def __init__(self, most: int, of_prompt: int, beside: int = 0):

@@ -59,7 +59,7 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken now, including cached pages without a holder."""
+        """The number of pages that can be taken now, including cached pages without a holder."""
         return self._num_blank + self.num_pages - self._untouched + len(self._idle)
 
     @property
@@ -72,7 +72,7 @@ class PageAllocator:
         """Takes pages without content, int32[num_pages]; None, taking none, if too few are free.
 
         Args:
-          leaving: pages that must stay free.
+          leaving: number of pages that must stay free.
         """
         return self._hold([], num_pages, leaving)
 
@@ -81,8 +81,8 @@ class PageAllocator:
 
         Args:
           tokens: int[known], at least one; the newest is left to the first decode step.
-          room: the number of further tokens to have pages for; the newest of `tokens` counts.
-          leaving: pages that must stay free.
+          room: number of tokens to have pages for beyond all of `tokens` but the newest.
+          leaving: number of pages that must stay free.
 
         Returns:
           Pages for `known - 1 + room` tokens; None, without any change, if too few are free.
@@ -156,7 +156,7 @@ class PageAllocator:
     def _moved_or_alike(
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> list[int]:
-        """Pages here with the content of the leading `pages`, up to the first without a match."""
+        """This pool's pages with the content of the first `pages`, up to one without a match."""
         found, before = [], NULL_PAGE
         for page in pages:
             before = int(moved[page]) or self.prefixes.alike(int(page), origin.prefixes, before)
@@ -208,7 +208,7 @@ class PageAllocator:
         return pages[self._holders[pages] == 0]
 
     def forget_prefixes(self) -> None:
-        """Makes all pages unfindable that were admitted before, because they may hold NaN."""
+        """Empties the prefix index: no page is found by its tokens, because it may hold NaN."""
         self.prefixes = Prefixes(self.num_pages, self.page_size)
         self._push(np.array(list(self._idle), np.int32))
         self._idle.clear()

@@ -20,7 +20,7 @@ class PageReserve:
     def __init__(self, pools: list[PageAllocator], size: int):
         """
         Args:
-          size: most pages of a replica's reserve at a time.
+          size: the most pages of a replica's reserve at a time.
         """
         self.pools = pools
         self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
@@ -29,7 +29,7 @@ class PageReserve:
 
     @property
     def left(self) -> np.ndarray:
-        """Reserved pages of each replica that are not known to be taken, int[replicas]."""
+        """The number of each replica's reserved pages that are not known to be taken."""
         return self._filled - self._drawn
 
     def can_hold(self, pages: np.ndarray) -> bool:

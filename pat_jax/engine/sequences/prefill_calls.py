@@ -87,7 +87,7 @@ class PrefillCall(NamedTuple):
         return blocks
 
     def places(self) -> tuple[np.ndarray, list[slice]]:
-        """Returns the sequence of each block and the positions of its tokens."""
+        """Returns the sequence of each block, and the positions of the block's tokens."""
         ends = self.start + self.length
         pairs = zip(self.start.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
         return self.sequence.reshape(-1), [slice(*pair) for pair in pairs]
@@ -126,7 +126,7 @@ def prefill_calls(
 
 
 def _call_blocks(most: int, large: int, small: int) -> list[int]:
-    """The size of each call, for the replica with `most` blocks."""
+    """The size of each call if the replica with most blocks has `most` of them."""
     num_large, left = divmod(most, large)
     num_small = -(-left // small)
     if num_small * small >= large:

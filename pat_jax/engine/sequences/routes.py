@@ -27,7 +27,7 @@ class Routes:
         Args:
           prompts: tokens of each distinct prompt.
           of: int[sequences], the index in `prompts` of each sequence's prompt.
-          shape: number of layers with experts, and of experts per token.
+          shape: the number of layers with experts, and the number of experts of a token.
         """
         self._prompts, self._of, self.shape = prompts, of, shape
         self._before = [self._none(len(prompt) - 1) for prompt in prompts]

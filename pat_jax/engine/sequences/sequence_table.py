@@ -78,12 +78,12 @@ class SequenceTable:
 
     @property
     def fullest(self) -> int:
-        """Running sequences of the fullest replica."""
+        """The number of running sequences in the replica that has most."""
         return int(np.bincount(self.replica(self.running), minlength=1).max())
 
     @property
     def max_context(self) -> int:
-        """Tokens in the cache of the longest running sequence."""
+        """The number of tokens that the longest running sequence has in the cache."""
         return int(self.length[self.running].max()) - 1
 
     def load(self) -> Load:
@@ -212,13 +212,13 @@ def options(
 ) -> list[np.ndarray]:
     """Returns possible assignments of running sequences to replicas, int[running] each.
 
-    There is one for each smaller row bucket that all replicas could use then, and one as even as
-    possible. There are none while sequences wait, because waiting sequences fill free rows and keep
-    the replicas even.
+    One makes the replicas as even as possible. Others let all replicas use a smaller row bucket,
+    one for each such bucket. There are none while sequences wait, because waiting sequences fill
+    free rows and keep the replicas even.
 
     Args:
-      pages: int[running], pages that each sequence holds.
-      free: int[replicas], free pages of each replica.
+      pages: int[running], number of pages that each sequence holds.
+      free: int[replicas], number of free pages of each replica.
       row_buckets: the buckets of the layout, in rows per replica.
     """
     if table.num_replicas == 1 or len(table.waiting) or not len(table.running):

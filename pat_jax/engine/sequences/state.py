@@ -25,7 +25,7 @@ class RowState:
     """One row per sequence: a few numbers, all that decoding needs besides the cache."""
 
     last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
-    position: Int[Array, " rows"]  # its index in prompt + response = tokens in the cache
+    position: Int[Array, " rows"]  # index of that token in prompt + response: tokens in the cache
     end: Int[Array, " rows"]  # prompt + response may not grow longer than this
     running: Bool[Array, " rows"]  # still generating; False in empty rows
     ignore_eos: Bool[Array, " rows"]  # generate up to `end` (forced lengths of a benchmark)
@@ -65,8 +65,8 @@ class Runs(NamedTuple):
     from one match; it continues if the next match is long enough."""
 
     kind: Int[Array, " rows"]  # kind of the match that the run began with
-    place: Int[Array, " rows"]  # accepted tokens of the run so far, if it continues
-    matched: Int[Array, " rows"]  # least length of a match that continues it; 0: it has ended
+    place: Int[Array, " rows"]  # number of accepted tokens of the run so far, if it continues
+    matched: Int[Array, " rows"]  # least length of a match that continues the run; 0: it has ended
 
     @classmethod
     def none(cls, rows: int) -> "Runs":
@@ -85,7 +85,7 @@ class Drafting(NamedTuple):
 
 
 class ModelDrafting(NamedTuple):
-    """The KV cache of a draft model, passed from burst to burst in the same way."""
+    """The KV cache of a draft model, passed to a burst that is dispatched behind another."""
 
     pool: Pool
     tables: Int[Array, "rows width"]  # the pages of each row in the pool
@@ -135,9 +135,9 @@ class BurstOutput:
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
-    pages: Int[Array | np.ndarray, "rows most"]  # taken by each row, NULL_PAGE after the last
+    pages: Int[Array | np.ndarray, "rows most"]  # those that each row took, filled with NULL_PAGE
     running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
-    drafted: DraftResult  # counts of each replica
+    drafted: DraftResult  # counts of draft tokens in each replica
     runs: Runs  # the run of each row after its last step
     # For each generated token: the experts of each layer that computed the token before it.
     routed_experts: Int16[Array | np.ndarray, "rows burst layers k"]

@@ -84,7 +84,7 @@ def _of_prompt(
 
 
 def _farthest(responses: Responses, prompt: int) -> int:
-    """Tokens of the longest text that `_of_prompt` returns for an unfinished sample."""
+    """The tokens of the longest text that `_of_prompt` returns for an unfinished sample."""
     table, samples = responses.table, responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     going_on = samples[~table.is_done[samples]]

@@ -55,7 +55,7 @@ def draft_bytes(
 def _of_steps(
     shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
-    """Bytes of a step's temporaries. `shape`: rows per replica, draft tokens, tokens of a row."""
+    """Bytes of a step's temporaries. `shape` is rows per replica, draft tokens, tokens of a row."""
     (rows, num_draft_tokens, length), model = shape, shapes.model
     # Logits are whole on every device of a replica: each samples the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size
@@ -73,7 +73,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:
-    """Bytes of the columns that cache copies have behind each row's own, see `DraftCopy.begin`."""
+    """Bytes of the columns for drafts in the contiguous copies of the cache, `DraftCopy.begin`."""
     heads = model.num_kv_heads // layout.size(layout.kv_axes)
     columns = 2 * model.num_layers * rows * heads * turns
     return columns * model.head_dim * jnp.dtype(dtype).itemsize

@@ -30,8 +30,9 @@ def other_tokens(
     UserError if a tokenizer's file cannot be read.
 
     If both models have a tokenizer, the ids that both have are compared. Sizes of embeddings do not
-    matter then: an id that only the policy has is never proposed, and one that it lacks is never
-    sampled. Without tokenizers, embeddings may differ only by padding, see `is_padding_alone`.
+    matter then: an id that only the policy has is never proposed, and an id that only the draft
+    model has is never sampled. Without tokenizers, embeddings may differ only by padding, see
+    `is_padding_alone`.
 
     Args:
       own, own_folder: the draft model's configuration and checkpoint folder.
@@ -64,11 +65,8 @@ def is_padding_alone(one: int, other: int) -> bool:
 
 
 def tokens_in(folder: str) -> Mapping[int, str] | None:
-    """Returns the token of each id in a checkpoint's tokenizer, added tokens included. Raises
-    UserError if the file cannot be read.
-
-    Returns None if there is no tokenizer file.
-    """
+    """Returns the token of each id in a checkpoint's tokenizer, added tokens included. Returns None
+    if there is no tokenizer file. Raises UserError if the file cannot be read."""
     path = Path(local_checkpoint(folder, weights=False)) / TOKENIZER_FILE
     if not path.is_file():
         return None

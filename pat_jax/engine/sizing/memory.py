@@ -142,7 +142,7 @@ def _drafted(
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
-    """The bytes of `_drafted` as fields of `MemoryModel`."""
+    """The bytes that `_drafted` returns, by the fields of `MemoryModel`."""
     return {
         "draft_sources": {split: each.source for split, each in drafted.items()},
         "draft_steps": {split: each.steps for split, each in drafted.items()},

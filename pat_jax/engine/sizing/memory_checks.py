@@ -39,7 +39,7 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
 def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
     """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
 
-    Pools are equally large in all kept layouts, as large as the one with most other memory in use
+    The pools of all kept layouts take the same bytes: what the layout with the least free memory
     allows. So a layout that cannot hold the prompts of a rollout is left out if another can.
 
     Args:

@@ -85,9 +85,9 @@ def pages_per_replica(
 
 
 def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
-    """Returns the pages that a replica needs for `rows` sequences of `length` tokens and NULL_PAGE.
+    """Returns the size of a pool that holds `rows` sequences of `length` tokens and NULL_PAGE.
 
-    The number is that of pages with all KV heads which take as many bytes of a device."""
+    It is counted in pages with all KV heads: if f devices divide the KV heads, f pages are one."""
     pages = rows * num_pages_for(length, page_size) + 1
     return -(-pages // layout.size(layout.kv_axes))
 

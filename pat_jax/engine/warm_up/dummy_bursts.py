@@ -88,7 +88,7 @@ class DummyBursts:
         return time.perf_counter() - start
 
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
-        """The steps of a timed burst, the state of its rows, and a reserve that never runs out."""
+        """The steps of a timed burst, the state of its rows, and a reserve that always lasts."""
         pace = self.specs.functions.pace(num_draft_tokens)
         dp, length = self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS

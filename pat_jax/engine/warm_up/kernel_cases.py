@@ -82,13 +82,13 @@ def parts_of(
 
 
 class Case(NamedTuple):
-    """A function of kernels and arrays, and its arrays on one device."""
+    """One comparison: a function of kernels and arrays, and the arrays, those of one device."""
 
     name: str
     kernel: str  # its name in `Kernels`
     run: Callable[..., Any]
     arrays: Sequence[np.ndarray]  # floats are rounded to the part's type before use
-    floor: float = 0.1  # added to a result's size in relative errors, as a share of a usual size
+    floor: float = 0.1  # share of a usual row's norm, added to a row's norm in relative errors
 
 
 def cases_of(part: Part, kernels: Kernels) -> list[Case]:
@@ -184,14 +184,14 @@ def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
 
 
 def _prefill(part: Part) -> list[np.ndarray]:
-    """A page of queries for each row."""
+    """Inputs of a prefill: a page of queries for each row."""
     size = part.page_size
     most = TOKENS // size
     return _pages(part, [size * n for n in (1, 2, most // 2, most)], size)
 
 
 def _verify(part: Part) -> list[np.ndarray]:
-    """Rows without a branch, with a branch longer than the trunk, and with one of one token."""
+    """Inputs of rows with no branch, with one longer than the trunk, and with one of one token."""
     ends = [TURNS, 17 + TURNS, 200, TOKENS]
     return [*_pages(part, ends, TURNS), np.array([TURNS - 1, 1, 4, 0], np.int32)]
 
@@ -211,7 +211,7 @@ def _rows(part: Part, platform: str) -> list[np.ndarray]:
 
 
 def _routed(embed: int, rows: int) -> list[np.ndarray]:
-    """Rows, gradients, the experts of each row (-1: on another device), and their shares."""
+    """Rows, gradients, each row's experts (-1: on another device), and their routing weights."""
     rng = np.random.default_rng(3)
     x, grads = rng.normal(size=(2, rows, embed)).astype(np.float32)
     chosen = rng.integers(-1, EXPERTS - 1, (rows, PER_TOKEN)).astype(np.int32)

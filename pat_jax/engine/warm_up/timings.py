@@ -36,8 +36,8 @@ class Timed(NamedTuple):
 
 
 class Timings:
-    """Times of programs, in tables as `LatencyModel` has them: those `known` before, `new` ones,
-    and those of known programs measured `again`."""
+    """Seconds of programs in the tables of `LatencyModel`: `known` are those measured before, `new`
+    those of other programs, and `again` those of known programs that are measured once more."""
 
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
@@ -60,7 +60,7 @@ class Timings:
         self.is_brief = platform == "cpu" and specs.first is not None
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
-        """The known tables whose times are of programs of the same sizes as in this engine."""
+        """The known tables that were measured with programs of the same sizes as this engine's."""
         specs, names = self.specs, {"decode_table", "verify_table", "reshard_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
@@ -90,10 +90,10 @@ class Timings:
         )
 
     def note(self, *programs: Timed) -> None:
-        """Records the fastest run of each program: noise only adds time.
+        """Runs each program and records the fastest run, because noise only adds time.
 
-        Programs with a known time run only to recheck it. Programs take turns, so that other load
-        on the machine affects all of them alike."""
+        A program with a known time is timed only to recheck it. Programs take turns, so that other
+        load on the machine affects all of them alike."""
         is_known = [program.key in self.known[program.table] for program in programs]
         wanted = [int(self.recheck) if known else self.runs for known in is_known]
         seconds: list[list[float]] = [[] for _ in programs]
@@ -138,10 +138,10 @@ class Timings:
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
-    """Returns for each layout and switch the factor by which its times changed, if above noise.
+    """Returns the factor by which the times of each layout and switch changed, if above noise.
 
-    All times of a layout or switch are taken to have changed by the same factor: the median of
-    those measured again. So one odd run among several changes nothing.
+    All times of a layout or switch are taken to have changed by the same factor: the median factor
+    of the programs measured again. So one odd run among several changes nothing.
 
     Args:
       again: seconds of some programs of `known`, measured now.
@@ -167,7 +167,7 @@ def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[An
 
 
 def describe(name: str, known: Table, again: Table) -> list[str]:
-    """Returns a log line for each change."""
+    """Returns a log line for each layout or switch whose times in the table `name` changed."""
     return [
         f"profile: {name} of {_named(layouts)} takes {factor:.2f} times as long now"
         for layouts, factor in changes(known, again).items()

@@ -46,7 +46,7 @@ class Warmup:
     ):
         """
         Args:
-          known: times measured before; programs with a known time run untimed.
+          known: seconds of programs measured before; programs with a known time run untimed.
           recheck: measure known times once again, and rescale them if they have changed. On a CPU
             with few measured programs, only bursts of fewest rows in the first known layout are
             measured again; they stand for all bursts.
@@ -67,7 +67,7 @@ class Warmup:
 
     @property
     def measured(self) -> LatencyModel:
-        """The latency model so far: new times, and known ones as far as they are valid."""
+        """The latency model so far: times measured now, and those known before that still hold."""
         return self.timings.measured
 
     def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
@@ -205,7 +205,7 @@ class Warmup:
         return pool
 
     def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:
-        """Runs one program's rounds of pages; records the first one's time under `key`, if given."""
+        """Runs `moves`, which use one program; records the first one's time if `key` is given."""
 
         def once(move: Move) -> float:
             nonlocal pool

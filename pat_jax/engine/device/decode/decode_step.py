@@ -40,14 +40,14 @@ class Moving(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The sampled tokens: one for each row, or for each token of a line that is verified."""
+    """The sampled tokens: one for each row, or for each token that a step verifies."""
 
     tokens: Int[Array, "*each"]
     logprobs: Float[Array, "*each"]
     unfiltered: Float[Array, "*each"]
     top_tokens: Int[Array, "*each top"]
     top_logprobs: Float[Array, "*each top"]
-    routed_experts: Int16[Array, "*each layers k"] | None  # computed the token before this one
+    routed_experts: Int16[Array, "*each layers k"] | None  # those of the token before this one
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """Returns the caches as a step reads them that verifies a line: the tokens of all rows.
+    """Returns the caches in the form that is read by a step that verifies the tokens of `line`.
 
-    Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
+    Page tables are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):
         return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
     pages = [_pages(x) for x in caches]
@@ -200,8 +200,8 @@ def noted(
 ) -> BurstOutput:
     """Returns the output with each row's new tokens.
 
-    Without `num_generated` each row gets one token in the step's column. With it, each row gets
-    that many at its own offset; what is written behind them is overwritten later."""
+    If `num_generated` is None, each row gets one token, in the step's column. Otherwise each gets
+    that many tokens at its own offset; what is written behind them is overwritten later."""
 
     def put(name: str) -> Array:
         buffer, new = getattr(output, name), getattr(drawn, name)

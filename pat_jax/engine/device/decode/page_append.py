@@ -33,11 +33,13 @@ def draw(
     *,
     most: int,
 ) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
-    """Adds `more` pages of the ring to each row; returns tables and pages taken from it in all.
+    """Adds `more` pages of the reserve to each row. Returns the tables, and the number of pages
+    taken from the reserve so far.
 
     Args:
-      drawn: pages taken from the ring before.
-      most: most pages that a row takes.
+      ring: the pages of the reserve, see `ReservedPages`.
+      drawn: number of pages taken from the reserve before.
+      most: the most pages that a row takes.
     """
     column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
     first = drawn + jnp.cumsum(more) - more
@@ -51,6 +53,6 @@ def draw(
 def added(
     tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
 ) -> Int[Array, "rows most"]:
-    """Returns the pages of each row behind its first `held[row]`; NULL_PAGE after the last."""
+    """Returns the pages of each row after its first `held[row]` ones, filled up with NULL_PAGE."""
     at = held[:, None] + jnp.arange(most)[None]
     return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

@@ -54,9 +54,9 @@ def sample(
 
     Args:
       keys: noise key of each token, see `gumbel.position_keys`.
-      seen: the tokens that penalties apply to; its content does not matter in rows without any.
+      seen: the tokens that penalties apply to; not read in rows without a penalty.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
-      ahead: given if drafts are verified: then `seen` has a row for several rows of `logits`.
+      ahead: given if drafts are verified: then several rows of `logits` share a row of `seen`.
       vocab_size: token ids from this number on are padding and never drawn.
 
     Returns:
@@ -91,7 +91,7 @@ def likeliest(
 ) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
     """Returns the model's likeliest tokens and their log-probabilities, the likeliest first.
 
-    Penalties, temperature and filters are not applied. Returns zeros if no row wants any.
+    Penalties, temperature and filters are not applied. Returns zeros if no row wants these tokens.
     """
     shape = (logits.shape[0], count)
 
@@ -108,7 +108,7 @@ def likeliest(
 
 
 def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]) -> Seen:
-    """Returns `seen` with the new tokens added to text and response."""
+    """Returns `seen` with each row's new `tokens` added to its text and to its response."""
     rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
     bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
     # Adding bits gives their union only if each comes once: only the first of equal tokens counts.
@@ -200,7 +200,7 @@ def _highest_level(
     goal: Float[Array, " rows"],
     is_wanted: Bool[Array, " rows"],
 ) -> Float[Array, "rows 1"]:
-    """The highest level with Σ_{logit ≥ level} weight ≥ goal; -inf in rows that want or have none.
+    """The highest level with Σ_{logit ≥ level} weight ≥ goal; -inf if not wanted, or there is none.
 
     Nothing is sorted: a sort of the vocabulary is slow, and takes a TPU's compiler as long as all the
     rest of a decode step. Floats are numbered in their order instead, and the number of the level is

@@ -38,11 +38,11 @@ class DraftShapes(NamedTuple):
     ahead: int = 0  # future tokens of each row for which a draft model's cache has pages
 
     def width(self, length: int) -> int:
-        """Returns the pages of a row with `length` tokens."""
+        """Returns the number of pages of a row with `length` tokens."""
         return num_pages_for(length, self.page_size)
 
     def tokens(self, length: int) -> int:
-        """Returns the tokens for which the pages of a row with `length` tokens have room."""
+        """Returns how many tokens fit in the pages of a row with `length` tokens."""
         return self.width(length) * self.page_size
 
 
@@ -51,7 +51,7 @@ class Proposal(NamedTuple):
 
     draft: Draft
     runs: Runs  # runs that the drafts belong to
-    length: Int[Array, " rows"]  # tokens of each row's draft that are verified
+    length: Int[Array, " rows"]  # number of tokens of each row's draft that are verified
     # Each row's branch, which begins with another token, and how many of its tokens are verified.
     branch: tuple[Draft, Int[Array, " rows"]] | None = None
 
@@ -74,8 +74,8 @@ class Accepted(NamedTuple):
 
     tokens: Int[Array, "rows turns"]  # sampled along each row's draft, or along its branch
     count: Int[Array, " rows"]  # how many of these `tokens` the row generates
-    on_draft: Int[Array, " rows"]  # accepted tokens of the row's draft
-    on_branch: Int[Array, " rows"]  # accepted tokens of the row's branch
+    on_draft: Int[Array, " rows"]  # number of accepted tokens of the row's draft
+    on_branch: Int[Array, " rows"]  # number of accepted tokens of the row's branch
     taken: Bool[Array, " rows"]  # rows whose branch is accepted
 
 
@@ -145,7 +145,7 @@ class Drafter(ABC):
         del layout, shapes
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Any:
-        """Returns shapes of the drafter's state for `rows` per replica; None if it has none."""
+        """Returns shapes of the drafter's state for `rows` rows per replica; None without state."""
         del layout, rows, length, shapes
 
     def blank(self, zeros: Any, num_replicas: int) -> Any:

@@ -35,7 +35,7 @@ class Migration:
 
         Args:
           pool: the source's pool viewed as the target's (`pages.view`); consumed.
-          shipments: the rounds in order. Pages may be unpacked only where the old ones are packed.
+          shipments: the rounds in order. New pages may overwrite only old ones packed before.
 
         Returns:
           The pool, and the bytes sent.
@@ -79,7 +79,7 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """The pages of each buffer, int[replicas, size], for the replicas that hold the buffer."""
+        """For each buffer, the page of each of its slots in each replica, int[replicas, size]."""
         replica = shipment.round.replica
         if not is_wide:
             return [pages]

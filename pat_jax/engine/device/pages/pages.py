@@ -66,8 +66,8 @@ class Exchange:
 
     @property
     def staged(self) -> int:
-        """Memory of a device for staging while a round moves, in page parts per page of the round.
-        A part of a page has the KV heads of one wide device."""
+        """A device's staging memory while a round is sent, in page parts per page of the round. A
+        page part has the KV heads that one device of the wide layout holds."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
 
@@ -79,8 +79,8 @@ class Exchange:
 
     @property
     def most_staged(self) -> int:
-        """`staged`, and the page parts of two large rounds that wait to be unpacked: the most that
-        may wait (`order.MOST_WAITING`)."""
+        """The sum of `staged` and the page parts of two large rounds that wait to be unpacked. No
+        more may wait (`order.MOST_WAITING`)."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property

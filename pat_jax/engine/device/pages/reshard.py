@@ -16,7 +16,8 @@ ALIGNMENT = 64  # bytes; XLA:CPU takes over host arrays aligned like this, and c
 
 
 def chunks(leaves: Sequence[int], leaf_bytes: Sequence[int], max_bytes: int) -> list[list[int]]:
-    """Splits `leaves` into chunks of at most `max_bytes`; a larger leaf is a chunk of its own."""
+    """Splits `leaves`, indices of `leaf_bytes`, into chunks of at most `max_bytes`. A larger leaf
+    is a chunk of its own."""
     runs: list[list[int]] = []
     filled = max_bytes
     for leaf in leaves:

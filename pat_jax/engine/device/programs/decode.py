@@ -187,7 +187,7 @@ class DecodeFunctions:
         return state, _told(output, layout)
 
     def _nothing_generated(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
-        """The output before the first step. `pages`: most pages that a row takes in a burst."""
+        """The output before the first step. `pages` is the most that a row takes in a burst."""
         count = len(rows.position)
 
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:

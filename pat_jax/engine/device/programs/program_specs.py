@@ -133,7 +133,7 @@ class ProgramSpecs:
 
     @property
     def staging_bytes(self) -> int:
-        """The most bytes per device of buffers for pages that move between layouts or replicas."""
+        """The most bytes of a device for buffers of pages that move to a layout or replica."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
         sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]
@@ -143,11 +143,11 @@ class ProgramSpecs:
 
     @property
     def prefill_sizes(self) -> tuple[int, int]:
-        """Pages of a replica in a large and in a small prefill call."""
+        """The numbers of pages of a replica in a large and in a small prefill call."""
         return self.prefill_blocks, max(1, self.prefill_blocks // SMALLER)
 
     def width(self, length: int) -> int:
-        """Returns the pages of a row with `length` tokens."""
+        """Returns the number of pages of a row with `length` tokens."""
         return num_pages_for(length, self.page_size)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
@@ -259,7 +259,7 @@ class ProgramSpecs:
 
     @cached_property
     def _reshards(self) -> dict[tuple[Split, Split], Reshard]:
-        """Computed once for each pair, because every switch asks for it."""
+        """By source and target; computed only once, because every switch asks for one."""
         pairs = permutations(self.layouts.values(), 2)
         return {(a.split, b.split): self._reshard(a, b) for a, b in pairs}
 

@@ -147,7 +147,7 @@ def _agreeing(
     tokens: Int[Array, "rows turns"],
     length: Int[Array, " rows"],
 ) -> Int[Array, " rows"]:
-    """Number of each row's draft tokens before the first unverified one or unlike the sample."""
+    """The number of each row's draft tokens before the first unverified or rejected one."""
     is_verified = jnp.arange(proposed.shape[1])[None] < length[:, None]
     agrees = is_verified & (proposed == tokens[:, :-1])
     return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
