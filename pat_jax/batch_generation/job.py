@@ -57,7 +57,7 @@ class BatchJob:
         self.path, self.seed, self.session = path, seed, session
         self.tokenizer, self.results = tokenizer, results
         self.overrides, self.recommended = overrides, recommended
-        self.waiting: dict[int, Entry] = {}  # by the index of the result in the results file
+        self.waiting: dict[int, Entry] = {}  # by the result's index in the results file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
         self.places: list[int] = []  # for each request of the session, the index of its result
         self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0

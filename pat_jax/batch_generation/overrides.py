@@ -7,7 +7,7 @@ from pat_jax.common.errors import shown
 from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 
-MOST_SAMPLES = 2**16  # of one line
+MOST_SAMPLES = 2**16  # the most samples of one line
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class ByNeed:
 
     def __init__(self, programs: ProgramTable, buckets: Buckets):
         self.programs, self.buckets = programs, buckets
-        self._rent: defaultdict[Shape, float] = defaultdict(float)  # seconds
+        self._rent: defaultdict[Shape, float] = defaultdict(float)  # rent of each shape in seconds
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile-by-need")
         self._job: Future[None] | None = None  # one at a time: a process that ends waits for it
 

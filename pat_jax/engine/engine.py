@@ -54,11 +54,11 @@ class RolloutEngine:
     Args:
       capacity: the most sequences that run at once; others wait.
       layouts: the layouts to prepare; None prepares every layout that divides the model.
-      reshard_chunk_bytes: extra memory that resharding may take, on all devices together.
-      kv_bytes: the most memory of a device for the KV cache; it takes less if less is enough.
+      reshard_chunk_bytes: the most extra memory that resharding takes, on all devices together.
+      kv_bytes: the most memory of a device for the KV cache, which takes less if less is enough.
       runs_ahead: dispatch a burst before the results of the one before it are known, so that
         the devices do not wait for the host. A switch that no threshold predicted then comes
-        one burst later. None: as `Backend.runs_ahead`.
+        one burst later. None stands for the backend's default, `Backend.runs_ahead`.
       drafter: proposes the drafts that bursts may verify; `compile` loads its draft model.
       drafting: a sentence about which drafts are used and why.
       by_need: `compile` compiles a few of the decode programs, and rollouts compile the others

@@ -39,8 +39,8 @@ class Session:
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
-        self.report = RolloutReport()  # of the newest batch of requests
-        self.drafts = DraftSums()  # of all batches that have ended
+        self.report = RolloutReport()  # report of the newest batch of requests
+        self.drafts = DraftSums()  # sums over all batches that have ended
         # The distribution of response lengths so far.
         self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
 

@@ -1,8 +1,8 @@
 """Sends rows to the devices of their experts and the results back (expert parallelism).
 
-The trainer uses it inside `shard_map`. A row is sent once for each of its experts, and its result
-is multiplied by that expert's routing weight. No token is dropped: a device receives at most twice
-the mean per round, and all devices run as many rounds as the fullest one needs.
+The trainer uses it inside `shard_map`. A row is one token's vector. It is sent once for each of its
+experts, whose result is multiplied by the routing weight. No token is dropped: all devices run as
+many rounds as the fullest one needs. In a round a device receives at most twice the mean.
 """
 
 import sys
@@ -124,8 +124,8 @@ class Exchange:
 
 
 class Moves(NamedTuple):
-    """The contiguous rows that each source sends to each target: their number, and their first
-    index in the sent array (`read`) and in the received one (`write`)."""
+    """The contiguous rows that each source sends to each target: their number (`size`), and the
+    index of the first in the sent array (`read`) and in the received array (`write`)."""
 
     size: Int[Array, "source target"]
     read: Int[Array, "source target"]
@@ -142,7 +142,7 @@ class Plan(NamedTuple):
     order: Int[Array, " choices"]  # choices sorted by expert; experts outside the exchange are last
     slot: Int[Array, "rows k"]  # each choice's index in `order`; rows · k if outside the exchange
     counts: Int[Array, "source target here"]  # rows from each device for each expert of a target
-    rounds: Int[Array, ""]
+    rounds: Int[Array, ""]  # number of rounds, the same on all devices
 
 
 def _planned(exchange: Exchange, chosen: Int[Array, "rows k"], num_here: int) -> Plan:

@@ -1,8 +1,8 @@
 """N-gram drafts: what followed the longest match of a row's newest tokens in its texts.
 
-A row's text is one array: first other texts for the same prompt that the host has laid out (from
-siblings and earlier iterations), then the row's own tokens by position. Entries that are not tokens
-are negative, and no match crosses them.
+A row's text is one array. It begins with other texts for the same prompt, which the host has laid
+out: those of siblings and earlier iterations. The row's own tokens follow, by position. Entries
+that are not tokens are negative, and no match crosses them.
 
 The longest match is found without a suffix tree: all columns of the text are compared at once.
 These are functions of one device's rows.

@@ -6,9 +6,9 @@ than the one before it. A row may also have a branch: a second draft that begins
 Tokens of drafts and branches compete for the room. Draft and branch form a tree, of which at most
 one path is accepted.
 
-A run is text that is copied from one match over several steps (`planning/drafts.py`). Two numbers
-determine how likely a token is to be accepted: the length of the match at the start of its run, and
-how many tokens of the run have been accepted.
+A run is text that is copied from one match over several steps (`planning/drafts.py`). How likely a
+token is to be accepted depends on two numbers: the length of the match at the start of its run, and
+the number of the run's tokens accepted so far.
 """
 
 from typing import NamedTuple
@@ -194,7 +194,7 @@ def lengths(
     Args:
       runs: the runs that the drafts belong to.
       accept_prob: for each kind of run, the probability that its first 0, 1, 2 … tokens are all
-        accepted; and the same of a branch, given that the draft's first token is rejected.
+        accepted. Then the same of branches, given that the draft's first token is rejected.
       room: number of tokens of a line; at least one for each row.
     """
     most = draft.tokens.shape[1]

@@ -45,10 +45,9 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     them, then two more, then four more.
 
     Args:
-      moves: one move for each page that arrives, no more than the new pools hold; `new_page` is not
-        used.
-      holds: for each sequence the indices of its pages in `moves`, int[pages]; several sequences
-        may hold a page.
+      moves: one move for each page that arrives, at most what the new pools hold; their `new_page`
+        is not used.
+      holds: for each sequence, int[pages], the indices in `moves` of its pages, which it may share.
     """
     going, num_late = sorted(holds, key=len), 1
     while True:
@@ -139,9 +138,9 @@ class _Room:
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.moves, self.old, self.new = moves, old, new
         self.fewer = min(old.replicas, new.replicas)
-        self.due = np.zeros(old, np.int64)  # for each old page, its moves not yet packed
+        self.due = np.zeros(old, np.int64)  # for each old page, the number of moves not yet packed
         np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
-        self.in_the_way = np.zeros(new, np.int64)  # old pages still in the memory of each new page
+        self.in_the_way = np.zeros(new, np.int64)  # number of old pages in each new page's memory
         np.add.at(self.in_the_way, self._beside(*np.nonzero(self.due)), 1)
         self.free = [np.flatnonzero(row == 0).tolist() for row in self.in_the_way]
         for pages in self.free:

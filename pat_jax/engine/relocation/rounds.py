@@ -87,8 +87,8 @@ class Shift:
 def shifts(moves: PageMoves, num_replicas: int) -> Iterator[Shift]:
     """Yields the rounds that move all pages; each sends pages over one distance, see `Shift`.
 
-    All replicas send at once, so the one with most pages decides on the size: a large buffer is
-    used if that replica fills more than half of it.
+    All replicas send at once. So a large buffer is used if the replica with most pages fills more
+    than half of it.
     """
     large, small = SHIFT_SIZES
     distance = (moves.new_replica - moves.old_replica) % num_replicas

@@ -27,7 +27,7 @@ class EarlierResponses:
     def __init__(self, most: int, of_prompt: int, beside: int = 0):
         self.most, self.of_prompt, self.beside = most, of_prompt, beside
         self.num_tokens = 0
-        self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # put last, comes last
+        self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # newest put is last
 
     def put(self, prompt: Prompt, responses: Sequence[np.ndarray]) -> None:
         """Adds the newest responses to a prompt.

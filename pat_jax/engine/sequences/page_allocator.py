@@ -36,8 +36,8 @@ class PageAllocator:
     page released longest ago is evicted first. A sequence releases its last pages first, and holds
     all pages before each of its pages. So no page is ever found without those before it.
 
-    After a round of admissions, run the prefill and then the copies before releasing any page: a
-    sequence may share pages with one admitted in the same round.
+    A sequence may share pages with one admitted in the same round. So after a round of admissions,
+    run the prefill, then the copies, and release pages only after that.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -49,7 +49,7 @@ class PageAllocator:
         # Pages without useful content: a stack of released ones, and all from `_untouched` on.
         self._blank, self._num_blank = np.zeros(0, np.int32), 0
         self._untouched = NULL_PAGE + 1
-        self._idle: OrderedDict[int, None] = OrderedDict()  # pages without holder that can be found
+        self._idle: OrderedDict[int, None] = OrderedDict()  # findable pages that no sequence holds
         self.prefixes = Prefixes(num_pages, page_size)
 
     @property
@@ -172,7 +172,7 @@ class PageAllocator:
         holders = np.zeros_like(self._holders)
         holders[numbers] = self._holders[pages]
         self._holders, self._untouched = holders, self.num_pages
-        self._blank = np.flatnonzero(holders == 0)[:0:-1].astype(np.int32)  # without NULL_PAGE
+        self._blank = np.flatnonzero(holders == 0)[:0:-1].astype(np.int32)  # all but NULL_PAGE
         self._num_blank = len(self._blank)
         self.prefixes = self.prefixes.renumbered(number)
 

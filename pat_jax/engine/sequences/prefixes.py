@@ -16,7 +16,7 @@ class Prefixes:
     """An index of one pool's pages by their tokens and the page before, for prefix caching."""
 
     def __init__(self, num_pages: int, page_size: int):
-        self.page_size, self._bytes = page_size, 4 * page_size  # of a full page's tokens
+        self.page_size, self._bytes = page_size, 4 * page_size  # bytes of a full page's tokens
         self._page: dict[Prefix, int] = {}
         self._prefix: dict[int, Prefix] = {}
         self.has = np.zeros(num_pages, bool)  # whether each page is in the index

@@ -42,7 +42,7 @@ class SequenceTable:
         # Tokens that an average sequence would have generated if it had run in all steps: with
         # drafts more than `num_steps`.
         self.progress = 0.0
-        self.done_after = np.zeros(len(self.length), np.int64)  # decode steps until it was done
+        self.done_after = np.zeros(len(self.length), np.int64)  # decode steps until each was done
         self.row = np.full(len(self.length), NO_ROW, np.int64)
         # Counts the changes of rows by the host. After one, the rows on the devices are out of
         # date; a burst changes the rows on the devices itself.

@@ -1,7 +1,7 @@
 """The state that decode steps carry and switches move. What is not in `DecodeState` does not move.
 
-Arrays have one entry per row. The rows of replica g are g·R … (g + 1)·R - 1, where R is the row
-bucket: the number of rows that the compiled programs work on in each replica.
+Arrays have one entry per row. R is the row bucket, the number of rows of a replica that compiled
+programs work on. The rows of replica g are g·R … (g + 1)·R - 1.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from pat_jax.planning.draft_counts import KINDS, MAX_RUN, DraftResult
 
 @pytree_dataclass
 class RowState:
-    """One row per sequence: a few numbers, all that decoding needs besides the cache."""
+    """The state of all rows, one sequence each: all that decoding needs besides the KV cache."""
 
     last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
     position: Int[Array, " rows"]  # index of that token in prompt + response: tokens in the cache

@@ -30,9 +30,8 @@ def other_tokens(
     UserError if a tokenizer's file cannot be read.
 
     If both models have a tokenizer, the ids that both have are compared. Sizes of embeddings do not
-    matter then: an id that only the policy has is never proposed, and an id that only the draft
-    model has is never sampled. Without tokenizers, embeddings may differ only by padding, see
-    `is_padding_alone`.
+    matter then. An id that only the policy has is never proposed. One that only the draft model has
+    is never sampled. Without tokenizers, sizes may differ only by padding, see `is_padding_alone`.
 
     Args:
       own, own_folder: the draft model's configuration and checkpoint folder.

@@ -39,8 +39,8 @@ def most_at_once(
 ) -> int:
     """Returns how many sequences may run at once; others wait.
 
-    All sequences of an iteration may, except on a CPU, where bursts read contiguous copies of the
-    KV cache: there, only as many as fit in memory at full length."""
+    On accelerators these are all sequences of an iteration. On a CPU, where bursts read contiguous
+    copies of the KV cache, they are at most as many as fit in memory at full length."""
     wanted = config.prompts_per_step * config.num_generations
     if devices[0].platform != "cpu" or math.isinf(
         limit := cache_limit(config.device_memory_gib, devices)

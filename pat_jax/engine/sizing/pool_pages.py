@@ -62,12 +62,12 @@ def pages_per_replica(
     """Returns the pages of a replica's pool in each layout, NULL_PAGE included. Raises UserError if
     `unsplit` pages do not hold the longest sequence.
 
-    Pools take the same bytes of a device in every layout: a layout that splits the KV heads over f
-    devices has f times as many pages per replica. Every pool can hold the longest sequence.
+    Pools take the same bytes of a device in every layout. So a layout that splits the KV heads over
+    f devices has f times as many pages per replica. Every pool can hold the longest sequence.
 
     Args:
-      unsplit: pages of a replica whose KV heads are not split. 0: enough for every row of every
-        layout's largest bucket at full length, but no more than `most` pages.
+      unsplit: number of pages of a replica whose KV heads are not split. 0 stands for enough pages
+        for every row of every layout's largest bucket at full length, but at most `most`.
     """
     longest = buckets.lengths[-1]
     least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())

@@ -36,8 +36,8 @@ class Timed(NamedTuple):
 
 
 class Timings:
-    """Seconds of programs in the tables of `LatencyModel`: `known` are those measured before, `new`
-    those of other programs, and `again` those of known programs that are measured once more."""
+    """The seconds of programs, in the tables of `LatencyModel`. `known` has those measured before,
+    `new` those of other programs, `again` those of known programs that are measured once more."""
 
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int

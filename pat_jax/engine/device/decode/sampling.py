@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.device.decode.gumbel import draw, log_prob, scaled
 from pat_jax.engine.sequences.types import RowSampling
 
-NEG_INF = -1e30  # a finite minus infinity
+NEG_INF = -1e30  # a finite number in place of minus infinity
 
 # Sets of tokens in prompt and response, and in the response alone, see `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
@@ -54,15 +54,15 @@ def sample(
 
     Args:
       keys: noise key of each token, see `gumbel.position_keys`.
-      seen: the tokens that penalties apply to; not read in rows without a penalty.
+      seen: the tokens that penalties apply to; a row without penalties may hold anything.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
       ahead: given if drafts are verified: then several rows of `logits` share a row of `seen`.
       vocab_size: token ids from this number on are padding and never drawn.
 
     Returns:
-      The tokens, and their log-probabilities in nats under two distributions: the one drawn from,
-      and softmax(logits / temperature) alone, the policy that a trainer knows (temperature 1 for
-      greedy tokens). Never above 0; NaN if a logit is NaN or infinite.
+      The tokens, and their log-probabilities in nats under two distributions. The first is the one
+      drawn from. The second is softmax(logits / temperature), the policy that a trainer knows, with
+      temperature 1 for greedy tokens. Never above 0; NaN if a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
     divisor = jnp.where(is_greedy, 1.0, options.temperature)

@@ -1,9 +1,8 @@
 """Drafts that a model generates: what early exit and a draft model have in common.
 
-A generated draft costs one forward pass of the model per token. Each token is sampled with the
-noise of its position, which the policy uses, too: the closer the two distributions are, the more
-often both sample the same token. So at temperature 1 such drafts are accepted more often than
-greedy ones.
+A generated draft costs one forward pass of the model per token. Model and policy sample a token
+with the same noise, that of its position. The closer their distributions are, the more often both
+sample the same token. So at temperature 1 such drafts are accepted more often than greedy ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +28,12 @@ def generated(
 ) -> tuple[Proposal, tuple]:
     """Generates `num_draft_tokens` tokens for each row, one after the other.
 
-    Every draft is a run of its own, of kind GENERATED: the model does not compute what would follow
-    its last token.
+    Every draft is a run of its own (`token_batch.py`): the model does not compute what would follow
+    the draft's last token. Returns the drafts and the caches.
 
     Args:
       previous: the token before each row's newest one, if `pass_` uses it.
+      pass_: one forward pass of the model.
       caches: the caches that `pass_` writes to.
     """
     rows, count = moving.rows, asked.num_draft_tokens
