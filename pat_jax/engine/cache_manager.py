@@ -172,7 +172,7 @@ class CacheManager:
           new_page: int[moves], the page in which each move arrived; NULL_PAGE if it found no room.
 
         Returns:
-          Which sequences have lost a page that found no room, bool[running]: they hold none now.
+          Which sequences had a page that found no room, bool[running]. They hold no pages now.
         """
         tables, running, stays = self.tables, self.table.running, new_page == NULL_PAGE
         is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)

@@ -131,7 +131,7 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Gives sequences pages for the next few steps; compacts rows to the smallest bucket."""
+        """Gives pages for the next few steps; compacts rows to the smallest bucket that fits."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:

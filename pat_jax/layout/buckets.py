@@ -64,7 +64,7 @@ class Drafts:
     def draft(self, num_draft_tokens: int) -> int:
         """Returns the most tokens that a row's draft may have in a step with `num_draft_tokens`.
 
-        Copied drafts of all rows share the tokens that a step verifies: better ones get more.
+        Copied drafts share the tokens that a step verifies: those likelier to be accepted get more.
         """
         return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
@@ -149,7 +149,7 @@ class Buckets:
 
     @classmethod
     def of(cls, splits: Sequence[Split], capacity: int, limits: Limits) -> "Buckets":
-        """Returns the buckets for these options and `capacity` running sequences in all."""
+        """Returns the buckets for the options `limits` and `capacity` running sequences in all."""
         return cls.build(
             splits,
             capacity=capacity,
@@ -212,8 +212,8 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Pace:
-    """The length of a burst. With drafts a step generates up to `draft` more tokens per row, so
-    that a burst has fewer steps."""
+    """How many steps a burst has, and how often it tests whether to end. With drafts it has fewer
+    steps, because a step generates up to `draft` more tokens per row."""
 
     check_every: int  # steps between two tests of whether a burst ends
     burst_steps: int  # most steps of a burst

@@ -85,7 +85,7 @@ def stairs(at: Sequence[float], low: Sequence[float], high: Sequence[float]) -> 
 
 
 def layout_runs(trace: RolloutTrace, edges: Sequence[float]) -> Iterator[tuple[str, float, float]]:
-    """Yields each run of bursts in one layout: its name, start and end."""
+    """Yields the layout of each run of bursts in one layout, and the run's start and end."""
     start = 0
     for layout, bursts in groupby(trace.layout):
         stop = start + len(list(bursts))

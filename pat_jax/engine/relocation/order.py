@@ -112,7 +112,7 @@ class _Leaving:
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Yields for each round the move in each slot, or NO_MOVE; int[narrow replicas, size]."""
+        """Yields each round's moves by slot, int[narrow replicas, size]; NO_MOVE if it is empty."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:

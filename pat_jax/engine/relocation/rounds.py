@@ -64,7 +64,10 @@ def _rounds(pages: np.ndarray, least: int) -> list[Round]:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The old and new page in each slot of a round, int[narrow replicas, size], or NULL_PAGE."""
+    """A round and its pages: the old and the new page in each slot, int[narrow replicas, size].
+
+    An empty slot has NULL_PAGE.
+    """
 
     round: Round
     old_page: np.ndarray
@@ -74,9 +77,10 @@ class Shipment:
 
 @dataclass(frozen=True)
 class Shift:
-    """The old and new page in each slot of a round within one layout, int[replicas, size].
+    """A round within one layout: the old and the new page in each slot, int[replicas, size].
 
-    Every replica sends to the one `distance` further on. An empty slot has NULL_PAGE.
+    Every replica sends to the replica whose number is `distance` higher, in a ring. An empty slot
+    has NULL_PAGE.
     """
 
     distance: int

@@ -1,4 +1,4 @@
-"""What the cache manager knows of sequences' tokens: shared prefixes, and those from NaN logits.
+"""What the cache manager has to know of texts: which share a prefix, and which got NaN logits.
 
 On the host. `responses.py` knows every token; a replay knows only lengths and which prompts are
 equal.

@@ -61,7 +61,7 @@ class EarlierResponses:
         return sum(map(len, self._texts.values()))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Sequence[np.ndarray]]]:
-        """Yields prompts, int32[tokens], with responses; put in this order, they make a copy."""
+        """Yields each prompt, int32[tokens], with its responses; `put` in this order copies all."""
         for key, texts in self._texts.items():
             yield np.frombuffer(key, np.int32), texts
 

@@ -69,7 +69,7 @@ class PageAllocator:
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
     def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
-        """Takes pages without content, int32[num_pages]; None, taking none, if too few are free.
+        """Takes and returns pages without content, int32[num_pages]; None if too few are free.
 
         Args:
           leaving: number of pages that must stay free.
@@ -223,7 +223,8 @@ class PageAllocator:
         self._num_blank = top
 
     def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
-        """Adds a holder to the pages `found` and to fresh ones, `total` in all; None if too few."""
+        """Adds a holder to the pages `found` and to fresh ones. Returns these `total` pages, or
+        None if too few are free."""
         was_idle = [page for page in found if page in self._idle]
         fresh = total - len(found)
         if fresh + leaving > self.num_free - len(was_idle):

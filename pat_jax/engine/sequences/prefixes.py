@@ -54,9 +54,7 @@ class Prefixes:
 
     def alike(self, page: int, origin: "Prefixes", before: int) -> int:
         """Returns this pool's page that follows page `before` and has the content of the full page
-        `page` in the pool of `origin`.
-
-        Returns NULL_PAGE if there is none."""
+        `page` in the pool of `origin`. Returns NULL_PAGE if there is none."""
         prefix = origin._prefix.get(page)
         if prefix is None or len(prefix[1]) < self._bytes:
             return NULL_PAGE

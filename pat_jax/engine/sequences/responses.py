@@ -101,7 +101,7 @@ class Responses(Contents):
         return cls(requests, table, routes_shape)
 
     def samples(self, prompt: int) -> np.ndarray:
-        """Returns the sequences whose number in `self.prompt` is `prompt`, int[samples]."""
+        """Returns the sequences of prompt number `prompt`, int[samples]; see `self.prompt`."""
         first, stop = np.searchsorted(self.prompt[self._by_prompt], (prompt, prompt + 1))
         return self._by_prompt[first:stop]
 

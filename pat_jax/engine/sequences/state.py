@@ -25,7 +25,7 @@ class RowState:
     """The state of all rows, one sequence each: all that decoding needs besides the KV cache."""
 
     last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
-    position: Int[Array, " rows"]  # index of that token in prompt + response: tokens in the cache
+    position: Int[Array, " rows"]  # index of `last_token`; as many tokens are in the cache
     end: Int[Array, " rows"]  # prompt + response may not grow longer than this
     running: Bool[Array, " rows"]  # still generating; False in empty rows
     ignore_eos: Bool[Array, " rows"]  # generate up to `end` (forced lengths of a benchmark)
@@ -135,7 +135,7 @@ class BurstOutput:
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
-    pages: Int[Array | np.ndarray, "rows most"]  # those that each row took, filled with NULL_PAGE
+    pages: Int[Array | np.ndarray, "rows most"]  # pages that each row took, then NULL_PAGE
     running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
     drafted: DraftResult  # counts of draft tokens in each replica
     runs: Runs  # the run of each row after its last step

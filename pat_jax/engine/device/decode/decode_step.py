@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
     unfiltered: Float[Array, "*each"]
     top_tokens: Int[Array, "*each top"]
     top_logprobs: Float[Array, "*each top"]
-    routed_experts: Int16[Array, "*each layers k"] | None  # those of the token before this one
+    routed_experts: Int16[Array, "*each layers k"] | None  # experts of the token before this one
 
 
 @dataclass(frozen=True)

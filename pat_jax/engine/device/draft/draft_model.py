@@ -136,7 +136,7 @@ class ModelDrafter(Drafter):
         return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
 
     def blank(self, zeros: ModelDrafting, num_replicas: int) -> ModelDrafting:
-        """Returns the state with different pages for every row, as far as the pool has enough."""
+        """Returns a state with other pages for every row, as far as the pool has enough of them."""
         pages = len(zeros.pool[0].keys) // num_replicas
         tables = jnp.arange(zeros.tables.size, dtype=jnp.int32) % (pages - 1) + 1
         return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
@@ -174,7 +174,7 @@ def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Li
 
 
 def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Pads or cuts a draft model's logits to the policy's vocabulary; padding is never drawn."""
+    """Returns a draft model's logits at the policy's vocabulary size; padding is never drawn."""
     more = max(0, size - logits.shape[1])
     return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEG_INF)
 

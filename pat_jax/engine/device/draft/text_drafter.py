@@ -108,10 +108,10 @@ class TextFeed(DraftFeed):
 
 
 def own_columns(length: int, drafts: Drafts) -> int:
-    """Returns the number of columns for a row's own tokens and those that its last step may add."""
+    """Returns the columns of a row's text for its own tokens and those of a last step."""
     return length + 1 + drafts.longest
 
 
 def text_room(drafts: Drafts, length: int, shapes: DraftShapes) -> int:
-    """Returns the number of columns for other texts in the text of a row of `length` tokens."""
+    """Returns the columns of a row's text for other responses, if it has `length` own tokens."""
     return drafts.text_room(shapes.tokens(length), shapes.tokens(shapes.buckets.lengths[-1]))

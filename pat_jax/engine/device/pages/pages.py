@@ -72,7 +72,7 @@ class Exchange:
         return self.num_heads + 2 * self.members.shape[1]
 
     def arrived(self, step: Round) -> int:
-        """Returns the page parts that a device holds per page of a round until it is unpacked."""
+        """Returns how many page parts per page a device holds of a round until it is unpacked."""
         if not self.is_up:
             return self.num_heads
         return self.members.shape[1] if step.replica == ALL else 1
@@ -248,7 +248,7 @@ def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
 def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
     """Returns the program that writes a buffer to the pages `pages[i]` of each replica.
 
-    What goes to NULL_PAGE is dropped. Donate the pool.
+    A page for NULL_PAGE is dropped. Donate the pool.
     """
 
     def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
@@ -262,7 +262,7 @@ def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
 
 
 def put(pool: Array, new: Array, pages: Int[Array, " pages"]) -> Array:
-    """Writes `new[i]` to page `pages[i]`; what goes to NULL_PAGE is dropped."""
+    """Returns the pool with `new[i]` in page `pages[i]`; entries for NULL_PAGE are dropped."""
     # NULL_PAGE may not be written: the memory of a narrow one holds wide pages that may be in use.
     return jax.lax.platform_dependent(pool, new, pages, cpu=put_in_turn, default=put_at_once)
 
