@@ -107,7 +107,7 @@ class GenerateConfig(ChatOptions, Generating):
 
     @property
     def overrides(self) -> SamplingOverrides:
-        """The sampling options."""
+        """The sampling options, by the names that prompt lines use."""
         names = [field.name for field in fields(SamplingOverrides)]
         ours = {name: getattr(self, _OPTIONS.get(name, name), None) for name in names}
         return SamplingOverrides(**(ours | {"seed": None}))  # the command's own is another stream

@@ -82,7 +82,7 @@ class BatchJob:
         )
 
     def _requests(self) -> Iterator[Request]:
-        """Yields the requests without a written result; an invalid line's result is an error."""
+        """Yields the requests without a written result; an invalid line gets an error as result."""
         place = 0
         for number, line in read_lines(self.path):
             for entry, error in self._entries(number, line):

@@ -29,7 +29,7 @@ class SamplingOverrides:
     seed: int | None = None
 
     def over(self, other: "SamplingOverrides") -> "SamplingOverrides":
-        """Returns these options; where one is None, that of `other`."""
+        """Returns these options, and for each that is None the one of `other`."""
         return replace(other, **_given(self))
 
     @property

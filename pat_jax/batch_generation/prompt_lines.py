@@ -35,7 +35,7 @@ _KNOWN = (*PROMPT_FIELDS, TOOLS, VARIABLES, "id", "metadata", *_OVERRIDES)
 
 @dataclass(frozen=True)
 class LineRequest:
-    """A parsed and checked line."""
+    """The request in a parsed and checked line of a prompts file."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -126,7 +126,7 @@ def parse_ask(
       recommended: the checkpoint's options, for fields that the command does not set either. Their
         `max_tokens` is cut to what `max_length` allows, because the user did not ask for it.
       tokenizer: None allows token ids only.
-      max_length: most tokens of prompt and response together. If no `max_tokens` is given, the
+      max_length: the most tokens of prompt and response together. If no `max_tokens` is given, the
         response may use all that the prompt leaves.
 
     Raises:

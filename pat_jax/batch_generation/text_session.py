@@ -26,7 +26,7 @@ PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Ma
 
 @dataclass(frozen=True)
 class Answer:
-    """One sample of a prompt."""
+    """One sampled response to a prompt."""
 
     text: str | None  # None: the model has no tokenizer
     token_ids: list[int]

@@ -156,7 +156,8 @@ class DeviceExecutor(Executor):
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """Sends the tokens that penalties apply to; nothing if no running row has a penalty."""
+        """The tokens that penalties apply to, on the devices. Nothing is sent if no running row
+        has a penalty."""
         responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen

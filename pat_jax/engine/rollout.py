@@ -56,7 +56,7 @@ def rollout(
 
 @dataclass
 class _Loop:
-    """The stages of one rollout, each timed by the clock."""
+    """The stages of one rollout; the executor's clock times each."""
 
     scheduler: Scheduler
     executor: Executor

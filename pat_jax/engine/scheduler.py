@@ -30,7 +30,7 @@ REFILL_PART = 8
 
 
 class Scheduler:
-    """Schedules one rollout, which is in one layout at a time, and keeps its accounts."""
+    """Schedules one rollout, and keeps account of its rows and pages in the current layout."""
 
     def __init__(
         self,

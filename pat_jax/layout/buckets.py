@@ -84,7 +84,7 @@ class Drafts:
         return self.exit_layer > 0 or self.has_model
 
     def come_from(self, model: ModelConfig | None) -> str:
-        """Describes the drafter in words. Drafters with equal descriptions take the same time.
+        """Returns the drafter in words. Steps with equally described drafters take the same time.
 
         Args:
           model: the configuration of the draft model, if there is one.

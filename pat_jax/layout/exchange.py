@@ -232,8 +232,8 @@ def exchanged(
 ) -> Float[Array, "rows length embed"]:
     """Returns each row's weighted sum of its experts' outputs, wherever the experts are.
 
-    The number of rounds is known only on the devices, and JAX does not differentiate such loops:
-    the rule below does. It saves the inputs, sends rows and gradients, and recomputes the rest.
+    The number of rounds is known only on the devices, and JAX does not differentiate such loops. So
+    `_backward` does: it gets the saved inputs, sends rows and gradients, and recomputes the rest.
 
     Args:
       compute: returns the weighted outputs of experts, numbered from 0; they are as wide as rows.

@@ -119,8 +119,8 @@ def fsdp_axes(mesh: Mesh, size: int) -> tuple[str, ...]:
     OptionError if no run of axes has this number of devices.
 
     Args:
-      size: number of devices with different parts of the parameters; other devices have copies. 0,
-        or at least the number of devices: all devices.
+      size: number of devices with different parts of the parameters; other devices have copies. 0
+        stands for all devices, as does their number or any larger one.
     """
     names = mesh.axis_names[::-1]
     ways = [math.prod(mesh.shape[x] for x in names[:i]) for i in range(len(names) + 1)]

@@ -19,14 +19,14 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class DevicePool:
-    """The pools of all replicas, in one layout at a time. Methods dispatch; `settle` waits."""
+    """The pools of all replicas of a layout. Methods dispatch programs; `settle` waits for them."""
 
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
 
     def copy(self, copies: Copies) -> None:
-        """Copies pages to other pages of the same replica."""
+        """Copies each source page to its target page in the same replica."""
         split = self.layout.split
         program = self.programs[Key("copy_pages", split)]
         queues = [np.flatnonzero(copies.replica == g) for g in range(split.dp)]

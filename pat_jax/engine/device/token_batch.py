@@ -213,8 +213,8 @@ def lengths(
 
 
 def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
-    """The number of values that are larger than each value, or equal and before it. So the tokens
-    chosen from a draft always include those before them."""
+    """For each value, how many are larger, or equal and before it. So a token of a draft is chosen
+    only together with the tokens before it."""
     place = jnp.arange(value.shape[-1])
     is_before = jnp.broadcast_to(place[None] < place[:, None], (*value.shape, len(place)))
     mine, other = value[..., :, None], value[..., None, :]

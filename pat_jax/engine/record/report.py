@@ -35,7 +35,7 @@ class BurstRecord(BurstResult):
 
     @property
     def accepted(self) -> int:
-        """Draft tokens accepted."""
+        """The number of accepted draft tokens in the burst."""
         return self.tokens - self.row_steps
 
     @property
@@ -139,12 +139,12 @@ class RolloutReport:
 
     @property
     def busy_rows(self) -> int:
-        """Row-steps (steps, counted for each row) in which a row generated tokens."""
+        """The number of row-steps (steps, counted for each row) in which a row generated tokens."""
         return sum(burst.row_steps for burst in self.bursts)
 
     @property
     def total_rows(self) -> int:
-        """Row-steps of all rows, including empty rows and rows whose sequence has ended."""
+        """The row-steps of all rows, including empty rows and rows whose sequence has ended."""
         return sum(burst.steps * burst.rows * burst.split.dp for burst in self.bursts)
 
     @property
@@ -154,12 +154,12 @@ class RolloutReport:
 
     @property
     def drafted(self) -> int:
-        """Draft tokens verified."""
+        """The number of verified draft tokens."""
         return sum(burst.drafted for burst in self.bursts)
 
     @property
     def accepted(self) -> int:
-        """Draft tokens accepted."""
+        """The number of accepted draft tokens."""
         return sum(burst.accepted for burst in self.bursts)
 
     @property

@@ -148,7 +148,7 @@ class _Room:
                 del pages[0]
 
     def leave(self, sent: np.ndarray) -> None:
-        """Frees the memory of packed moves, int[sent]."""
+        """Frees the memory of old pages once their moves, int[sent], are packed."""
         at = self.moves.old_replica[sent], self.moves.old_page[sent]
         np.subtract.at(self.due, at, 1)
         left = np.unique(np.stack(at), axis=1)

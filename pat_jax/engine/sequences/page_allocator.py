@@ -64,7 +64,7 @@ class PageAllocator:
 
     @property
     def blank(self) -> np.ndarray:
-        """Free pages that are not in the prefix index, int32[pages]."""
+        """The free pages that are not in the prefix index, int32[pages]."""
         untouched = np.arange(self._untouched, self.num_pages, dtype=np.int32)
         return np.concatenate([self._blank[: self._num_blank], untouched])
 

@@ -13,7 +13,7 @@ Prefix = tuple[int, bytes]  # the page before a page, and the page's tokens as i
 
 
 class Prefixes:
-    """An index of one pool's pages by their tokens and the page before, for prefix caching."""
+    """An index of one pool's pages by their tokens and the page before them, for prefix caching."""
 
     def __init__(self, num_pages: int, page_size: int):
         self.page_size, self._bytes = page_size, 4 * page_size  # bytes of a full page's tokens

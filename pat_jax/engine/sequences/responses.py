@@ -19,7 +19,7 @@ from pat_jax.engine.sequences.types import token_set
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to generate."""
+    """A request: one response to generate."""
 
     tokens: tuple[int, ...]  # the prompt
     key: np.ndarray  # uint32[2], the key of its random numbers, see sampling.sequence_key
@@ -30,7 +30,7 @@ class Request:
 
     @property
     def checksum(self) -> int:
-        """A checksum of all that a response depends on, besides the model."""
+        """A checksum of everything that the response depends on, except the model."""
         drawn = self.key.tolist(), astuple(self.sampling)
         whole = self.tokens, self.max_new_tokens, self.ignore_eos, *drawn
         return zlib.crc32(repr(whole).encode())

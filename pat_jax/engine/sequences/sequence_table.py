@@ -116,7 +116,7 @@ class SequenceTable:
         self._changed()
 
     def remove(self, sequences: np.ndarray) -> None:
-        """Takes the rows of some running sequences away; these wait from then on."""
+        """Takes the rows of some running sequences away; these sequences then wait."""
         self.row[sequences] = NO_ROW
         self._changed()
 

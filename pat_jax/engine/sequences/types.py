@@ -27,7 +27,7 @@ class RowSampling:
 
     @classmethod
     def empty(cls, rows: int) -> "RowSampling":
-        """Returns host arrays with every option off."""
+        """Returns host arrays for `rows` rows, with every option off."""
 
         def full(value: float, dtype: type = np.float32) -> Any:
             return np.full(rows, value, dtype)

@@ -119,7 +119,7 @@ def whole_sequences(
 
 
 def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
-    """Bytes of the weights per device in each layout."""
+    """The bytes of the weights per device in each layout."""
     abstract = policy.abstract(dtype)
     return {
         split: shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
@@ -134,7 +134,7 @@ def _drafted(
     dtype: jnp.dtype,
     drafter: Drafter,
 ) -> dict[Split, DraftBytes]:
-    """Bytes of drafts per device in each layout, before there are programs."""
+    """The bytes that drafts need per device in each layout, before there are programs."""
     sequences = config.prompts_per_step * config.num_generations
     buckets = Buckets.of(tuple(layouts), sequences, config)
     sizes = buckets, config.page_size, config.prefill_blocks
@@ -150,7 +150,7 @@ def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]
 
 
 def _chunk(leaves: Sequence[Any], limit: int) -> int:
-    """Bytes, over all devices, of the largest chunk of the weights that is resharded at once."""
+    """The bytes, over all devices, of the largest chunk of weights that is resharded at once."""
     sizes = [x.size * x.dtype.itemsize for x in leaves]
     return min(max(limit, *sizes), sum(sizes))
 

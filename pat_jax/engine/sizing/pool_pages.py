@@ -87,7 +87,7 @@ def pages_per_replica(
 def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
     """Returns the size of a pool that holds `rows` sequences of `length` tokens and NULL_PAGE.
 
-    It is counted in pages with all KV heads: if f devices divide the KV heads, f pages are one."""
+    It is counted in pages with all KV heads: if f devices divide these, f pages count as one."""
     pages = rows * num_pages_for(length, page_size) + 1
     return -(-pages // layout.size(layout.kv_axes))
 

@@ -201,7 +201,7 @@ def sources() -> str:
 
 
 def _read(path: Path) -> set[str]:
-    """The checks that passed before; empty if the file is missing or damaged."""
+    """The names of checks that passed before; empty if the file is missing or damaged."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JsonError):

@@ -191,7 +191,7 @@ class Warmup:
         _delete(pool)
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
-        """Times a round between the replicas of a layout; the pool's content does not matter."""
+        """Times a round of pages between a layout's replicas; the pool may have any content."""
         split, run = layout.split, partial(shifted, self.programs, layout)
         if self.timings.are_taken("migrate_table", (split, split, ROUNDS[0])):
             return pool

@@ -94,8 +94,8 @@ def scaled(
 ) -> Float[Array, "rows ..."]:
     """Returns (logits - largest) / divisor, which is exactly 0 for the largest logit.
 
-    If both were divided first, XLA may fuse one quotient with the difference, and the two would
-    round apart by up to 1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
+    If both were divided first, XLA could fuse one quotient with the difference. The two quotients
+    would then differ by up to 1e-7 of their size: at a temperature of 1e-6 by more than a nat.
     """
     shape = (-1, *[1] * (logits.ndim - 1))
     return (logits - jnp.reshape(largest, shape)) / jnp.reshape(divisor, shape)

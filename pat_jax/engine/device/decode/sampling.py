@@ -154,19 +154,19 @@ def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vo
 
 
 def _has_option(options: RowSampling, is_greedy: Bool[Array, " rows"]) -> Bool[Array, " rows"]:
-    """Rows with a penalty or a filter."""
+    """Whether each row has a penalty or a filter."""
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
     return has_penalty | has_filter
 
 
 def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:
-    """Rows with top-k or top-p."""
+    """Whether each row has top-k or top-p."""
     return (options.top_k > 0) | (options.top_p < 1.0)
 
 
 def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
-    """Puts NEG_INF for tokens that top-k, top-p and min-p drop, in rows that are not greedy."""
+    """The logits, with NEG_INF for tokens that top-k, top-p or min-p drop in non-greedy rows."""
     is_sampled = options.temperature > 0
     is_cut = is_sampled & _is_cut(options)
     kept = jax.lax.cond(

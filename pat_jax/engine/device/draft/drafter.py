@@ -80,7 +80,7 @@ class Accepted(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """The inputs of a drafter's host side in one rollout."""
+    """The parts of one rollout that a drafter's `DraftFeed` uses."""
 
     shapes: DraftShapes
     programs: ProgramTable
@@ -94,7 +94,7 @@ class DraftFeed:
 
     @property
     def told(self) -> tuple[np.ndarray, ...]:
-        """Host arrays that must be equal in every process before the next burst."""
+        """The host arrays that must be equal in every process before the next burst."""
         return ()
 
     def prepare(self, shape: Shape) -> None:
@@ -137,11 +137,11 @@ class Drafter(ABC):
     def catch_up(
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Any, Counts]:
-        """Returns the drafter's state and the counts of drafts after a step. `moving` is the state
-        before the step."""
+        """Returns the drafter's state and the counts of draft tokens after a step. `moving` is the
+        state before the step."""
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Any:
-        """Returns shapes of the drafter's weights on the devices; None if it has none."""
+        """Returns shapes of the drafter's weights on the devices; None if it has no weights."""
         del layout, shapes
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Any:

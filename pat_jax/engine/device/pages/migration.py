@@ -97,7 +97,7 @@ def shifted(
     The programs are only dispatched, except on CPU.
 
     Args:
-      pool: consumed.
+      pool: the layout's pool; consumed.
       moves: no page may arrive where another page of `moves` has to leave.
     """
     split, part = layout.split, part_bytes(layout, pool)

@@ -58,7 +58,7 @@ class _Loop:
     pace: Pace
     page_size: int
     ring: Int[Array, " size"]  # reserved pages of the replica, see `ReservedPages`
-    filled: Int[Array, ""]
+    filled: Int[Array, ""]  # pages reserved so far, see `ReservedPages`
     until: Until
 
     def run(
@@ -120,8 +120,8 @@ class DecodeFunctions:
     ]:
         """Returns the function that decodes a burst.
 
-        It ends as its argument `Until` says, or when a replica has too few reserved pages. Donate
-        the state. The last argument is the drafter's weights, None if it has none.
+        The burst ends as the argument `Until` says, or when a replica has too few reserved pages.
+        Donate the state. The last argument is the drafter's weights, None if it has none.
 
         Args:
           num_draft_tokens: draft tokens per row and step.

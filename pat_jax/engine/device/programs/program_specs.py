@@ -133,7 +133,7 @@ class ProgramSpecs:
 
     @property
     def staging_bytes(self) -> int:
-        """The most bytes of a device for buffers of pages, in a switch or a move inside a layout."""
+        """The most bytes of a device for buffers of pages, in a switch or between replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
         sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]

@@ -117,7 +117,7 @@ def _on_branches(
     turns: int,
     taken: Bool[Array, " rows"],
 ) -> tuple[Cache, ...]:
-    """Moves the KV cache of accepted branches to the positions of the drafts before them."""
+    """Moves the KV cache of accepted branches to the positions of the rejected drafts."""
 
     def move(_: Array, caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
         return tuple(kept(x.on_branch(taken)) for x in views(caches, tables, rows, line, turns))

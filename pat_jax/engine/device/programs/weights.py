@@ -52,6 +52,6 @@ class Weights:
         return plan.sent_bytes, plan.extra_bytes
 
     def delete(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of the weights."""
         for leaf in jax.tree.leaves((self.params, self.exit_head)):
             leaf.delete()
