@@ -136,7 +136,7 @@ class ModelDrafter(Drafter):
         return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
 
     def blank(self, zeros: ModelDrafting, num_replicas: int) -> ModelDrafting:
-        """Returns a state in which no two rows share a page, as far as the pool has enough pages."""
+        """Returns a state in which no two rows share a page, as far as the pool has enough."""
         pages = len(zeros.pool[0].keys) // num_replicas
         tables = jnp.arange(zeros.tables.size, dtype=jnp.int32) % (pages - 1) + 1
         return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
