@@ -34,16 +34,16 @@ from pat_jax.rl.batches.packing import MOST_SHAPES, Shape, shapes
 from pat_jax.training.passes import model_functions
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
-ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
-GROUP_UNIT = 8  # the same for rows that hold a whole group
-SHORTEST_ROW = 64  # tokens, of a run that learns from files
+ROW_UNIT = 32  # tokens: the length of a row is a multiple of it
+GROUP_UNIT = 8  # tokens: the same for rows that hold a whole group of responses
+SHORTEST_ROW = 64  # tokens of the shortest row in a run that learns from files
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def rollout_policy(policy: Policy, weights: WeightFormat, lora: Lora | None) -> Policy:
-    """Returns `policy` in the rollout's weight format, with adapters beside the weights.
+    """Returns `policy` in the rollout's weight format, with its adapters as separate arrays.
 
-    Adapters are not merged: in bfloat16 weights, updates smaller than the last bit would be lost.
+    Adapters are not merged: bfloat16 weights would lose updates smaller than their last bit.
     """
     kept = policy.with_weights(weights)
     return lora.beside(kept) if lora else kept
@@ -113,20 +113,20 @@ def functions_of(
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Returns for how many tokens of a shard of rows logits exist at a time. They are split over
-    TP, and take `LOGIT_BYTES` of a device."""
+    """Returns for how many tokens a data-parallel part holds logits at a time, so that these take
+    `LOGIT_BYTES` of each device. TP splits the logits over the vocabulary."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
 def optimizer_of(asked: Optimization) -> optax.GradientTransformation:
     """Returns AdamW with the learning rate, weight decay and moments that the options ask for."""
-    others = ("weight_dtype", "offload")  # the trainer's
+    others = ("weight_dtype", "offload")  # options that the trainer reads
     own = {k: v for k, v in asdict(asked.optimizer).items() if k not in others}
     return make_optimizer(total_steps=asked.steps, **own)
 
 
 def schedule_of(asked: Optimization) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from an optimizer step, from 0, to its learning rate."""
+    """Returns a function that gives the learning rate of an optimizer step; the first step is 0."""
     optimizer = asked.optimizer
     assert optimizer.learning_rate is not None
     return make_schedule(
@@ -143,7 +143,8 @@ def policy_loss(
     """Returns the loss that an algorithm's options describe.
 
     Args:
-      teacher_top_k: `--teacher.top_k`; 0: a teacher's log-probabilities are in the advantages.
+      teacher_top_k: `--teacher.top_k`; with 0, the loss has no teacher's term: a teacher's
+        log-probabilities then enter the advantages.
     """
     beta = algorithm.beta if algorithm.kl_in == "loss" else 0.0
     return PolicyLoss(
@@ -165,12 +166,12 @@ def policy_loss(
 
 
 def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[Shape]:
-    """Returns rows and length of each micro-batch that an update may have, smallest first.
+    """Returns the number and length of the rows of each micro-batch shape, smallest first.
 
-    If responses share prompts, a row holds a whole group where the budget has room for such rows.
+    If responses share prompts, a row holds a whole group where `batches.tokens` allows such rows.
 
     Args:
-      num_shards: number of shards that the rows are split into.
+      num_shards: number of data-parallel parts that the rows are divided over.
       platform: `jax.Device.platform` of the devices.
     """
     budget, responses = batches.tokens, batches.num_generations
@@ -178,7 +179,8 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
     whole = largest_length(longest, min(batches.min_length, ROW_UNIT))
 
     def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[Shape]:
-        """Returns shapes with rows of this length, which hold `most_of_group` longest responses."""
+        """Returns shapes with rows of at most this length, which hold `most_of_group` of the
+        longest responses."""
         rows = batches.prompts * -(-responses // most_of_group)
         if batches.demonstrations:
             rows = max(rows, -(-batches.demonstrations // (length // whole)))
@@ -195,12 +197,12 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
 
 
 def row_shapes(max_length: int, budget: int, num_shards: int, num_texts: int = 1) -> list[Shape]:
-    """Returns the shapes of micro-batches of texts.
+    """Returns the shapes of micro-batches of texts: the number and the length of their rows.
 
     Args:
-      max_length: tokens of the longest text.
-      budget: most tokens of a micro-batch, on all devices together.
-      num_texts: how many of the longest texts the longest row holds.
+      max_length: number of tokens of the longest text.
+      budget: largest number of tokens of a micro-batch, on all devices together.
+      num_texts: number of texts of this length that fit into the longest row.
     """
     shortest = min(SHORTEST_ROW, max_length)
     whole = largest_length(num_texts * max_length, shortest)

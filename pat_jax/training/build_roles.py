@@ -27,10 +27,10 @@ from pat_jax.training.transfer import Receivers
 
 @dataclass(frozen=True)
 class Losses:
-    """What trained models minimize."""
+    """The losses that the trained models minimize."""
 
     policy: Loss
-    supervised: Loss | None = None  # of the policy, in a supervised stage before
+    supervised: Loss | None = None  # the policy's in a supervised stage before RL
     critic: Loss | None = None
 
 
@@ -44,18 +44,18 @@ def build_roles(
     others: Sequence[Any] = (),
     beside: DrafterState | None = None,
 ) -> Roles:
-    """Returns the handles of the policy and of the models that read its micro-batches.
+    """Returns trainers and readers: of the policy, and of the models that read its micro-batches.
 
     Args:
       receivers: the rollouts that receive the policy's weights.
-      shapes: of micro-batches; empty if nothing is learned: then no passes are compiled.
+      shapes: shapes of the micro-batches; empty if the run learns nothing and compiles no passes.
       rests: whether models wait in the host's memory while no stage needs them.
-      others: shapes with shardings of other arrays that stay on the devices, as of reward models.
+      others: shapes and shardings of other arrays that stay on the devices, as of reward models.
       beside: arrays that a drafter keeps on the devices.
 
     Raises:
-      UserError: the options ask for adapters that a model cannot have, or for a form of updates
-        with experts, which no trained model has.
+      UserError: a model cannot have the adapters that the options ask for, or `--experts` is set
+        but no trained model has experts.
     """
     found = {model.role.name: model for model in models}
     policy, critic = found[POLICY], found.get(CRITIC)
@@ -69,13 +69,13 @@ def build_roles(
     )
     of_values = None
     if critic and losses.critic:
-        # Adapters of a critic that begins as the policy are added to the base of the policy's.
+        # A critic that begins as a copy of the policy shares the frozen base under the adapters.
         shares = not critic.role.source and critic.lora is not None and held.lora is not None
         own = critic.held(shares_base=shares)
         learned, to_none = critic.update(losses.critic), Receivers(critic.dtype)
         of_values = _trainer(critic, own, learned, to_none, shapes, rests=rests)
     readers = {
-        # With adapters, the reference has the policy's base, and adapters of its own.
+        # With adapters, the reference shares the policy's base; its adapters are a copy of its own.
         name: model.reader(
             shapes, held if name == REFERENCE and held.lora else model.held(), rests=rests
         )

@@ -27,8 +27,8 @@ class Carrier(NamedTuple):
 
     source: Layout
     target: Layout
-    # Whether the source has the first half of the target's devices, in processes of their own. The
-    # weights are then divided as those of updates (FSDP).
+    # Whether the source's devices are the first half of the target's, owned by half of the
+    # processes. The weights are then sharded as in updates (FSDP).
     spreads: bool = False
 
     def sent(self, policy: Policy) -> Any:
@@ -47,16 +47,15 @@ class Carrier(NamedTuple):
 def carriers(
     source: Mapping[Split, Layout], target: Mapping[Split, Layout]
 ) -> dict[Split, Carrier]:
-    """Returns, for each layout of the rollouts' devices, how weights come there from other devices.
+    """Returns, for each layout of the rollouts' devices, the layouts in which weights are sent.
 
-    Weights are sent in the same TP degree if the source has it, else in the largest smaller one
-    that both have. The rollout's devices then drop what they do not need, without a collective.
-    With several processes, only TP degrees count at which each process holds all shards.
+    Weights are sent in the rollout's TP degree if the source has it, else in the largest smaller
+    degree that both have. The rollout's devices then drop what they do not need, without a
+    collective. With several processes, each must hold all shards of the model at that TP degree.
+    Where experts are divided over several processes, some layouts have no carrier.
 
     Args:
       source, target: all layouts of the trainer's devices, and all of the rollouts' devices.
-
-    Where experts are divided over several processes, some layouts have no carrier.
     """
     sources, targets = (
         {_cuts(each): each for each in x.values() if is_whole_in_each_process(each)}
@@ -84,17 +83,17 @@ def is_whole_in_each_process(layout: Layout) -> bool:
 
 
 def _cuts(layout: Layout) -> tuple[int, ...]:
-    """Returns the sizes of the axes that TP takes, innermost first. A layout whose cuts begin with
-    those of another has parts of the other's shards."""
+    """Returns the sizes of the mesh axes of TP, innermost first. If one layout's sizes begin with
+    another's, each of its shards is a part of one of the other's."""
     return tuple(layout.mesh.shape[axis] for axis in layout.tp_axes)
 
 
 def carried(tree: Any, shardings: Any) -> Any:
-    """Copies arrays to the devices of `shardings`, which may be more, and frees or reuses the old
-    buffers. With several processes, each may need only shards that its own devices hold."""
+    """Returns arrays copied to `shardings`, maybe to more devices; frees or reuses their buffers.
+    With several processes, each must already hold every shard that its devices need."""
     first, *_ = leaves = jax.tree.leaves(tree)
     target, *_ = jax.tree.leaves(shardings)
-    # On the same devices buffers are taken over. Those of others are freed with `tree`.
+    # On the same devices, the new arrays reuse the buffers. On other devices, they are freed here.
     is_apart = first.sharding.device_set.isdisjoint(target.device_set)
     if first.sharding.is_fully_addressable:
         return moved(tree, shardings) if is_apart else jax.device_put(tree, shardings)
@@ -107,8 +106,8 @@ def carried(tree: Any, shardings: Any) -> Any:
 def copied_inside(
     leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
-    """Copies shards between devices of this process. A device that holds its shard already keeps
-    it. The others read it from its holders, in turn. A process that holds no shards gets zeros."""
+    """Returns arrays whose shards are copied between devices of this process. A device keeps a
+    shard that it has; others copy it from the holders in turn. Without any shard they get zeros."""
     shards: list[jax.Array | np.ndarray] = []
     devices: list[Device] = []
     for leaf, sharding in zip(leaves, shardings, strict=True):
@@ -135,10 +134,10 @@ def copied_inside(
 
 
 def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
-    """Returns arrays with the shards of the mesh's first half on its second half, too.
+    """Returns arrays whose shards on the second half of the mesh are those of its first half.
 
-    Call it in a program. Each device of the second half receives from the one at its place in the
-    first half, whatever its own shard was.
+    It is called in a jitted program. Device number i of the second half receives the shard of
+    device number i of the first half.
     """
     axes, half = mesh.axis_names, mesh.size // 2
 
@@ -151,12 +150,12 @@ def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
 
         return jax.tree.map(received, tree)
 
-    # Replicas differ, so far.
+    # The halves hold different values, so `shard_map` may not check that they are replicas.
     return jax.shard_map(of_shards, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)(
         tree
     )
 
 
 def _bounds(part: Any, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the bounds of a shard on each axis as a key of dicts: slices cannot be keys."""
+    """Returns (start, stop) of a shard on each axis; unlike slices, these can be keys of a dict."""
     return tuple(each.indices(size) for each, size in zip(part, shape, strict=True))

@@ -30,9 +30,9 @@ WORD = 2**32
 
 @dataclass(frozen=True)
 class Counted:
-    """Returns the sum for an array that is rounded to bfloat16, without its padding."""
+    """A function that returns the checksum of an array rounded to bfloat16, without its padding."""
 
-    shape: tuple[int, ...]  # of the array without padding
+    shape: tuple[int, ...]  # shape of the array without padding
 
     def __call__(self, x: Array) -> Array:
         return _array_sum(x.astype(jnp.bfloat16), self.shape)
@@ -51,10 +51,10 @@ class TreeChecksum:
         """Declares the programs.
 
         Args:
-          key: key of the programs, which differ in `part`.
-          shapes: shapes with shardings of the trees.
+          key: key of the programs in `table`; they differ only in the key's `part`.
+          shapes: shapes with shardings of the trees' arrays.
           sums: for each array, a function that returns its sum, or the sums of arrays made from it.
-            Equal functions share a program. None: `array_sums` for each.
+            Equal functions share a program. None stands for `array_sums` of every array.
         """
         self.table, self.keys = table, list[Key]()
         leaves, parts = jax.tree.leaves(shapes), dict[Any, int]()
@@ -81,8 +81,8 @@ def checksum(params: Any) -> int:
 
 
 def base_checksum(policy: Policy, params: Params) -> int:
-    """Returns the checksum of a frozen policy's values: independent of the padding, and the same
-    in float32 and bfloat16."""
+    """Returns the checksum of a frozen policy's values. It does not depend on padding, and is the
+    same in float32 and bfloat16."""
     leaves = jax.tree.leaves(params)
     return _total(one(x) for one, x in zip(base_sums(policy), leaves, strict=True))
 
@@ -134,8 +134,8 @@ def _bits(x: Array) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """Spreads each bit over the word, one to one: the last step of MurmurHash3
-    (https://github.com/aappleby/smhasher, `fmix32`)."""
+    """Returns uint32 words in which each bit depends on all bits of the input, one to one: the last
+    step of MurmurHash3 (https://github.com/aappleby/smhasher, `fmix32`)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -16,7 +16,7 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.layout import Layout
 from pat_jax.rl.algorithm.update import TrainState
 
-LEARNING_RATE = 2e-3  # of Adam, after a warm-up: the head begins at zeros
+LEARNING_RATE = 2e-3  # Adam's after the warm-up; the head's initial values are zeros
 WARM_UP = 5
 
 
@@ -24,15 +24,14 @@ WARM_UP = 5
 class DrafterState:
     """Shapes with shardings of a drafter's arrays. Every device has a whole copy of each."""
 
-    always: Any = ()  # during updates and rollouts
-    in_updates: Any = ()  # counted for updates only: rollouts count them as their own
+    always: Any = ()  # arrays that the trainer keeps during updates and rollouts
+    in_updates: Any = ()  # arrays that updates count here; rollouts count them as their own
 
 
 def drafter_state(
     drafter: Drafter, layout: Layout, embed_dim: int, dtype: jnp.dtype, *, learns: bool
 ) -> DrafterState:
-    """Returns the shapes of the arrays that the rollouts' drafter keeps on the devices during
-    training.
+    """Returns shapes and shardings of the arrays that the drafter keeps on the training devices.
 
     Args:
       embed_dim: width of the policy's residual stream.

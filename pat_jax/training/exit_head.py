@@ -136,10 +136,10 @@ class ExitHeadTrainer:
         )
 
     def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
-        """Takes an optimizer step for each mini-batch, on its responses.
+        """Takes an optimizer step on the responses of each mini-batch.
 
         Returns:
-          Metrics: the cross-entropy of the policy's tokens under the head, in nats.
+          Metrics by name: the cross-entropy of the policy's tokens under the head, in nats.
         """
         split, losses = self.trainer.layout.split, []
         for mini in batch.mini_batches:

@@ -17,7 +17,7 @@ from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.train_batch import MicroBatch
 
-# Float32 arrays in the parameters' shapes; with several groups, the group is a first axis.
+# Float32 arrays in the parameters' shapes; with several FSDP groups, these are a new first axis.
 Gradients = Any
 
 
@@ -25,10 +25,10 @@ Gradients = Any
 class GroupGradients:
     """How gradients are summed over micro-batches and FSDP groups."""
 
-    shardings: Any  # of gradients
+    shardings: Any  # shardings of the gradients
     of_params: Any  # shardings of the trained parameters
     groups: FsdpGroups | None = None  # None: gradients are complete after each micro-batch
-    dtype: jnp.dtype = jnp.float32  # in which groups send gradients to each other
+    dtype: jnp.dtype = jnp.float32  # of the gradients that groups send to each other
 
     def zero_gradients(self, params: Params) -> Gradients:
         zeros = zero_gradients(params)
@@ -40,10 +40,10 @@ class GroupGradients:
     def grad_step(
         self, update: Update, params: Params, micro: MicroBatch, grads: Gradients, sums: Sums
     ) -> tuple[Gradients, Sums]:
-        """Does `Update.grad_step` for the rows of each group.
+        """Returns the result of `Update.grad_step`, with separate gradients for each group's rows.
 
         Args:
-          update: the update whose model is in the layout of one group.
+          update: the update; its model's functions are those for the layout of one group.
         """
         if self.groups is None:
             return update.grad_step(params, micro, grads, sums)
@@ -61,7 +61,7 @@ class GroupGradients:
     def apply_step(
         self, update: Update, state: TrainState, grads: Gradients
     ) -> tuple[TrainState, Array, Array]:
-        """Does `Update.apply_step` with the sum over groups."""
+        """Returns the result of `Update.apply_step` with the gradients summed over groups."""
         if self.groups is not None:
             grads = self.groups.total(grads, (self.shardings, self.of_params), self.dtype)
         return update.apply_step(state, grads)

@@ -1,4 +1,4 @@
-"""What trained and frozen roles have in common: a layout, and programs compiled for it."""
+"""The base class of trained and frozen roles: a layout, and programs compiled for it."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ class Handle:
     def __init__(self, layout: Layout, micro_shapes: Sequence[Shape]):
         """
         Args:
-          micro_shapes: rows and length of each micro-batch; empty: there are no passes.
+          micro_shapes: number and length of the rows of each micro-batch; empty without passes.
         """
         self.layout, self.largest = layout, micro_shapes[-1:]
         self.programs = ProgramTable()
@@ -25,7 +25,7 @@ class Handle:
         return self.layout.devices
 
     def to_compile(self, *, by_need: bool) -> int:
-        """Returns how many programs `compile` would compile."""
+        """Returns the number of programs that `compile` would compile."""
         return sum(self._is_first(key) or not by_need for key in self.programs.missing())
 
     def compile(

@@ -15,7 +15,7 @@ def training_flops(
 ) -> float:
     """Returns the floating-point operations of a forward and backward pass over some sequences.
 
-    Each has n tokens, the first s of which are computed with another sequence:
+    A sequence has n tokens. The first s of them are shared with another sequence and counted there:
 
         6 · (weights of matrix products) · Σ (n - s)  +  6 · layers · heads · head_dim · Σ (n² - s²)
 
@@ -29,8 +29,8 @@ def training_flops(
     Args:
       lengths: n of each sequence.
       shared: s of each sequence.
-      adapter_weights: adapter weights that each token is multiplied with; None: the whole model is
-        trained.
+      adapter_weights: number of adapter weights that each token is multiplied with, or None if the
+        whole model is trained.
 
     Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
     attention as if each token saw all others.
@@ -46,7 +46,7 @@ def training_flops(
 def matrix_weights(model: ModelConfig) -> int:
     """Returns the number of weights that each token is multiplied with.
 
-    Norms, biases, embedding lookups and experts of other tokens do not count."""
+    Norms, biases, embedding lookups, and experts that a token does not use do not count."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
     units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
     outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units

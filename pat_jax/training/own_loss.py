@@ -18,7 +18,7 @@ from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, TEACHER_KL, Columns, Loss
 from pat_jax.rl.own_code import check_sent, module_of, source_of
 
-LOSSES = CACHE_DIR.parent / "losses"  # folder of the losses that this user's programs sent
+LOSSES = CACHE_DIR.parent / "losses"  # folder of loss classes that this user's programs passed on
 _OPTION = "algorithm.loss"
 _BASE = "pat_jax.rl.algorithm.losses.Loss (examples/loss.py shows one)"
 # Columns that only some runs have, and the options that give them.
@@ -47,7 +47,7 @@ def own_loss(algorithm: AlgorithmConfig, columns: Sequence[str], teacher_top_k: 
     that this run cannot compute.
 
     Args:
-      columns: the per-token columns that the run has.
+      columns: names of the run's per-token arrays that a loss may read.
       teacher_top_k: `--teacher.top_k`.
     """
     loss = _found(algorithm)
@@ -70,7 +70,7 @@ def own_loss(algorithm: AlgorithmConfig, columns: Sequence[str], teacher_top_k: 
 
 
 def _found(algorithm: AlgorithmConfig) -> Loss:
-    """Imports what the option names, and makes a loss of it."""
+    """Imports the class that the option names, and returns a loss of it."""
     spec = algorithm.loss
     check_sent(_OPTION, spec, LOSSES)
     source, name = source_of(spec), spec.rpartition(":")[2]

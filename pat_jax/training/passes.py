@@ -30,7 +30,7 @@ from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.train_batch import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
-ROUTE_FLIPS = "route_flips"  # share of a token's recorded experts that the routers would not choose
+ROUTE_FLIPS = "route_flips"  # share of a token's recorded experts that routers now would not choose
 
 
 def model_functions(
@@ -46,8 +46,8 @@ def model_functions(
     """Returns the policy's functions in this layout, computed in `dtype`.
 
     Args:
-      router_replay: whether each token is computed by its recorded experts, if any.
-      experts: `--experts`.
+      router_replay: whether each token goes to the experts that the rollout recorded, if any.
+      experts: value of the option `--experts`.
     """
     how: Any = {"remat": remat, "scan_layers": scan_layers}
     experts_how: Any = {"router_replay": router_replay, "experts": experts}
@@ -58,7 +58,7 @@ def model_functions(
         return model.scalar_head if is_scalar else model.head
 
     is_scalar = policy.config.head == "scalar"
-    # What is recorded are the policy's experts, and no critic's.
+    # The rollout records the policy's experts only, so a critic has no route flips.
     beside = (ROUTE_FLIPS,) if policy.config.experts and not is_scalar else ()
     of_head = values if is_scalar else partial(logits, partition=Partition())
     by_rows = AutoPartition(layout).by_rows
@@ -79,8 +79,8 @@ def _forward(
     router_replay: bool,
     experts: str,
 ) -> Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]:
-    """Returns the function that computes the last hidden states and, if experts are recorded, the
-    sums of routers. `how` has options of the layers."""
+    """Returns a function that computes the last hidden states and, if experts are recorded, sums
+    over tokens of what the routers chose. `how` has options of the layers."""
     config = policy.config.experts
     most = most_exchanged(experts, config, layout, layout.platform)
 
@@ -111,12 +111,12 @@ def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]
 
 
 def _routers(config: ModelConfig) -> tuple[int, int] | None:
-    """Number of layers with a router, and experts of each; None without experts."""
+    """Returns (layers with a router, experts of each), or None for a model without experts."""
     return (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
 
 
 def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
-    """Sums over the micro-batch of all layers' routers, by the names of `balance.py`."""
+    """Returns the routers' sums over a micro-batch's tokens, by the names in `balance.py`."""
     return {
         balance.TOKENS: jnp.sum(_is_real(positions).astype(jnp.float32)),
         balance.LOAD: routed.load,
@@ -128,7 +128,7 @@ def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
 def _flips(
     recorded: Int16[Array, "rows length layers k"], chosen: Int16[Array, "rows length layers k"]
 ) -> Float[Array, "rows length"]:
-    """The share of each token's recorded experts that the routers would not choose now."""
+    """Returns the share of each token's recorded experts that routers now would not choose."""
     is_chosen = (recorded[..., None] == chosen[..., None, :]).any(axis=-1)
     return jnp.mean((recorded >= 0) & ~is_chosen, axis=(2, 3))
 

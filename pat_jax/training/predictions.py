@@ -1,4 +1,4 @@
-"""What a model predicts at each token of a batch, by programs compiled for its micro-batches.
+"""Predictions of a model at each token of a batch, by programs compiled for its micro-batches.
 
 Knows shapes of micro-batches. Does not know what the predictions are for.
 """
@@ -31,11 +31,11 @@ class Predictions:
         micro_shapes: Sequence[tuple[int, int]],
         teacher_top_k: int = 0,
     ):
-        """Declares the programs `predict`, one for each shape.
+        """Declares the programs `predict`, one for each micro-batch shape.
 
         Args:
-          teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; 0:
-            predict a column.
+          teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; with 0,
+            the programs predict one number at each token.
         """
         self._table, self._trained, self._top_k = table, trained, teacher_top_k
         layout, what = trained.layout, PREDICTED[trained.policy.config.head][0]
@@ -54,7 +54,7 @@ class Predictions:
                 trained.abstract_frozen,
                 trained.abstract,
                 abstract_micro(trained.policy, layout, shape, ()),
-                # Each process has all of it, to read and for its devices.
+                # Each process gets the whole result, to read it and to give it to its devices.
                 out_shardings=layout.sharding() if layout.spans_processes else by_rows,
             )
 
@@ -85,8 +85,8 @@ class Predictions:
 def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
     """Returns the micro-batch with routes in the shape that a model's programs take.
 
-    Models without experts take none. Where routes are missing, or are of another model, they are
-    marked as not recorded."""
+    Models without experts take no routes. For other models, routes that are missing or belong to
+    another model are marked as not recorded."""
     if config.experts is None:
         return replace(micro, routes=None)
     if micro.routes is not None and micro.routes.shape[2:] == config.routes_shape:

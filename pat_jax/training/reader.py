@@ -1,4 +1,4 @@
-"""A frozen role: a model whose predictions others read, such as the reference policy."""
+"""A frozen role: a model whose predictions other roles read, such as the reference policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,13 +28,13 @@ class Reader(Handle):
         """
         Args:
           column: name of the column, such as `reference_logprobs`.
-          held: the model's parameters and their layout; nothing of it is trained. With adapters,
+          held: the model's parameters and their layout; none of them is trained. With adapters,
             `held.frozen` may be the base of another role.
-          micro_shapes: rows and length of each micro-batch of the batches that it reads.
-          rests: whether the parameters are in the host's memory while nothing is read. It may be
-            set anew until there are parameters.
-          top_k: number of likeliest tokens to read at each position, as `MicroBatch.teacher`; 0:
-            read the column.
+          micro_shapes: number and length of the rows of each micro-batch that the model reads.
+          rests: whether the parameters are in the host's memory while the model reads nothing.
+            The attribute may change until the parameters are set.
+          top_k: number of likeliest tokens to predict at each position, as `MicroBatch.teacher`;
+            with 0, the model predicts the column.
         """
         super().__init__(held.layout, micro_shapes)
         self.column, self.held = column, held
@@ -44,8 +44,8 @@ class Reader(Handle):
 
     @property
     def params(self) -> Params | None:
-        """The parameters, on the devices or, if the model rests, in the host's memory; None before
-        they are set."""
+        """The parameters, or None before they are set. They are on the devices or, if the model
+        rests, in the host's memory."""
         return self._params
 
     @params.setter
@@ -61,21 +61,21 @@ class Reader(Handle):
 
     @property
     def resident(self) -> list[Any]:
-        """Shapes with shardings of what stays on the devices."""
+        """Shapes with shardings of the arrays that always stay on the devices."""
         return [] if self.rests else [self.abstract_params]
 
     @property
     def visiting(self) -> list[Any]:
-        """Shapes with shardings of what is on the devices only while the reader reads."""
+        """Shapes with shardings of the arrays on the devices only while the reader reads."""
         return [self.abstract_params] if self.rests else []
 
     def take(self, params: Params) -> None:
-        """Copies these parameters, to the reader's dtype and shards."""
+        """Sets the parameters to a copy of these in the reader's dtype and shards."""
         self.params = copied_to(params, self.abstract_params)
 
     def read(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the reader's column, or with the likeliest tokens."""
+        """Returns the batch with the reader's column, or with its `top_k` likeliest tokens."""
         assert self._params is not None, f"{self.column}: parameters are not there"
-        # Nothing changes them: the host keeps its copy, and nothing has to go back.
+        # Parameters do not change here: the host keeps its copy, and none has to be copied back.
         with fetched(self._params, self.held.shardings) as here:
             return self._predictions.with_column(batch, self.column, here)

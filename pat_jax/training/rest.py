@@ -19,18 +19,19 @@ from pat_jax.common.pytree import on_host, without_shards
 
 
 def has_more_room(here: float, away: float, sequences: int) -> bool:
-    """Whether rollouts of `sequences` gain KV cache if models wait in the host's memory.
+    """Whether rollouts of so many sequences need the KV cache that models on the devices displace.
 
-    They do if the cache would otherwise not hold all sequences at full length, and then holds more.
+    They do if it holds fewer than all sequences, and would hold more with the models on the host.
 
     Args:
-      here, away: sequences that the cache holds if models wait on the devices, or on the host.
+      here, away: number of sequences at full length that the cache holds if models wait on the
+        devices, or in the host's memory.
     """
     return here < min(away, sequences)
 
 
 def moved(tree: Any, shardings: Any) -> Any:
-    """Brings arrays to these shardings, and frees the old buffers of those that move."""
+    """Returns arrays with these shardings, and frees the old buffers of those that were copied."""
     there = jax.device_put(tree, shardings)
     for old, new in zip(*map(jax.tree.leaves, (tree, there)), strict=True):
         if _is_copy(old, new):
@@ -76,8 +77,8 @@ def at_rest(shardings: Any) -> Any:
 
 @contextmanager
 def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
-    """Yields the arrays with these shardings. At the end it frees the copies that this made, as
-    soon as no running program reads them; arrays that already had these shardings stay."""
+    """Yields the arrays with these shardings. At the end, the copies that were made are freed as
+    soon as no running program reads them. Arrays that already had these shardings stay."""
     here = jax.device_put(tree, shardings)
     try:
         yield here
@@ -88,7 +89,7 @@ def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
 
 
 def _is_copy(old: jax.Array, new: jax.Array) -> bool:
-    """Whether `new`, which `old` was brought to, has buffers of its own.
+    """Whether `new`, which `jax.device_put` made from `old`, has buffers of its own.
 
     Equivalent shardings need not be equal: one may name a dimension that the other leaves out.
     `jax.device_put` then returns another array of the same buffers.

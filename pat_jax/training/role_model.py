@@ -1,4 +1,4 @@
-"""A role's model in its layout, and what is known of it before there are parameters.
+"""A role's model in its layout, before its parameters are loaded.
 
 Knows rows of the table of roles. Does not know files, nor which roles a run has.
 """
@@ -34,7 +34,7 @@ class RoleModel:
 
     @cached_property
     def lora(self) -> Lora | None:
-        """The adapters that are trained; None: the whole model is trained, or it is frozen.
+        """The adapters that are trained, or None if the model is trained whole or frozen.
 
         Raises:
           UserError: the options ask for adapters that the model cannot have.
@@ -44,7 +44,7 @@ class RoleModel:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """Predicts values if the model has a scalar head, else log-probabilities."""
+        """The function that predicts values, for a scalar head, or else log-probabilities."""
         role, model = self.role, self.policy.config
         replays = role.replays_routes  # routers of all other models choose their own experts
         functions = functions_of(role.compute, self.policy, self.layout, router_replay=replays)
@@ -54,7 +54,7 @@ class RoleModel:
         return Predictor(functions, model.vocab_size, role.temperature, tokens)
 
     def update(self, loss: Loss) -> Update:
-        """Returns the update of a trained role."""
+        """Returns the functions of this trained role's update, with its optimizer and `loss`."""
         trained = self.role.trained
         assert trained, f"the {self.role.name} is frozen"
         optimizer = optimizer_of(trained.optimization)
@@ -64,8 +64,8 @@ class RoleModel:
     def held(self, *, shares_base: bool = False) -> TrainableParams:
         """Returns which parameters are trained and which are frozen.
 
-        A frozen model is kept in the dtype to which the forward pass rounds anyway: nothing is
-        lost, and half the memory saved. So is the base under adapters.
+        A frozen model is kept in the dtype to which its forward pass rounds anyway. No precision is
+        lost, and bfloat16 takes half the memory. The same holds for the base under adapters.
 
         Args:
           shares_base: whether the base under the adapters belongs to another role.
@@ -84,11 +84,11 @@ class RoleModel:
     def reader(
         self, shapes: Sequence[Shape], held: TrainableParams | None = None, *, rests: bool = False
     ) -> Reader:
-        """Returns a frozen role, without parameters.
+        """Returns the frozen role's `Reader`, which has no parameters yet.
 
         Args:
-          held: its parameters, if they are adapters on another role's base; None: all are its own.
-          rests: whether it waits in the host's memory while nothing is read.
+          held: the role's parameters, if they are adapters on another role's base; else None.
+          rests: whether the model waits in the host's memory while it reads nothing.
         """
         role = self.role
         return Reader(

@@ -1,4 +1,4 @@
-"""The models of a run: each is trained, or frozen and read by others."""
+"""The models of a run: each is trained, or frozen with predictions that others read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ States = Mapping[str, TrainState]  # by the name of the trained role
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of one role for responses, before an update."""
+    """One role's prediction for a batch, still to be computed, before an update."""
 
-    name: str  # name of the stage that predicts
+    name: str  # name of the stage in which the role predicts
     column: str
     devices: frozenset[Device]
-    is_column: bool  # False: the likeliest tokens of a teacher
+    is_column: bool  # False if a teacher's likeliest tokens are predicted instead
     read: Callable[[TrainBatch], TrainBatch]
 
     def added_to(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the predictions, computed; as it is if it has them already."""
+        """Returns the batch with the computed predictions, or unchanged if it has them already."""
         every = [x.columns for mini in batch.mini_batches for x in mini]
         if self.is_column and all(self.column in columns for columns in every):
             return batch
@@ -55,12 +55,13 @@ class Roles:
     policy: Trainer
     readers: Mapping[str, Reader] = field(default_factory=dict)  # by the name of the role
     critic: Trainer | None = None
-    others: Sequence[Any] = ()  # shapes with shardings of what else stays on the devices
+    others: Sequence[Any] = ()  # shapes and shardings of other arrays that stay on the devices
     micro_shapes: Sequence[Shape] = ()  # rows and length of an iteration's micro-batches
     models: Mapping[str, RoleModel] = field(default_factory=dict)  # by the name of the role
 
     def resident_on(self, devices: Iterable[Device]) -> list[Any]:
-        """Returns shapes with shardings of what stays on these devices during a rollout."""
+        """Returns shapes with shardings of the arrays of all roles that stay on these devices
+        during a rollout."""
         kept = (role.kept for role in self.trained)
         read = (reader.resident for reader in self.readers.values())
         return on_devices([self.others, *kept, *read], devices)
@@ -72,18 +73,18 @@ class Roles:
 
     @property
     def handles(self) -> list[Handle]:
-        """All roles."""
+        """The trainers and readers of all roles."""
         return [*self.trained, *self.readers.values()]
 
     @property
     def are_apart(self) -> bool:
-        """Whether the roles that read a batch have different devices."""
+        """Whether some roles have other devices than the rest."""
         return len({role.devices for role in self.handles}) > 1
 
     @property
     def learning_rates(self) -> Mapping[str, Callable[[ArrayLike], Array | np.floating]]:
-        """Functions from an optimizer step to its learning rate, by the name of the trained role
-        in checkpoints."""
+        """Each trained role's function from an optimizer step to its learning rate, by the role's
+        name in checkpoints."""
         trained = ((model.role.key, model.role.trained) for model in self.models.values())
         return {key: schedule_of(how.optimization) for key, how in trained if how is not None}
 
@@ -98,7 +99,7 @@ class Roles:
         return sum(role.programs.waited_s for role in self.handles)
 
     def to_compile(self, *, by_need: bool) -> int:
-        """Returns how many programs `compile` would compile."""
+        """Returns the number of programs that `compile` would compile."""
         return sum(role.to_compile(by_need=by_need) for role in self.handles)
 
     def compile(
@@ -121,11 +122,11 @@ class Roles:
         return batch
 
     def predictions(self, states: Callable[[], States]) -> Iterator[Prediction]:
-        """Yields what is predicted before an update: by readers, and by the trained roles whose
-        predictions are asked for.
+        """Yields the predictions of readers, and of the trained roles whose predictions before an
+        update are needed.
 
         Args:
-          states: returns the states of the trained roles when something is predicted.
+          states: a function that returns the trained roles' states at the time of a prediction.
         """
         for role, reader in self.readers.items():
             name = predictions(LOGPROBS, role)
@@ -138,7 +139,7 @@ class Roles:
                 yield Prediction(name, role.old, role.devices, True, read)
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the columns of all predictions that are made before an update."""
+        """Returns the batch with all `predictions` computed."""
         for one in self.predictions(lambda: states):
             batch = one.added_to(batch)
         return batch.on_host() if self.are_apart else batch

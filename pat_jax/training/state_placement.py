@@ -23,11 +23,11 @@ Resting = Literal["nothing", "moments", "state"]
 
 @dataclass(frozen=True)
 class StatePlacement:
-    """Shardings of an update's state: moments like their parameters, counters on every device."""
+    """Shardings of a training state: moments like their parameters, counters on every device."""
 
     params: Params  # shardings of the parameters
     everywhere: NamedSharding
-    is_offloaded: bool = False  # whether moments are on the devices in an optimizer's step alone
+    is_offloaded: bool = False  # whether moments are on the devices only in an optimizer step
     rests: Resting = "nothing"
 
     def at_rest(self, state: TrainState) -> TrainState:
@@ -35,16 +35,16 @@ class StatePlacement:
         return self._placed(state, params=self.rests != "state", moments=self._keeps_moments)
 
     def initial(self, state: TrainState) -> TrainState:
-        """Returns the shardings of a new state with these shapes: its parameters are the buffers
-        that were given, on the devices."""
+        """Returns the shardings of a new state with these shapes. Its parameters are on the
+        devices, since they reuse the buffers of the loaded ones."""
         return self._placed(state, params=True, moments=self._keeps_moments)
 
     def in_an_update(self, state: TrainState) -> TrainState:
-        """Returns the shardings of a state with these shapes, in an update's passes."""
+        """Returns the shardings of a state with these shapes, during an update's passes."""
         return self._placed(state, params=True, moments=not self.is_offloaded)
 
     def in_a_step(self, state: TrainState) -> TrainState:
-        """Returns the shardings of a state with these shapes, during an optimizer's step."""
+        """Returns the shardings of a state with these shapes, during an optimizer step."""
         return self._placed(state, params=True, moments=True)
 
     def on_devices(self, state: TrainState, *, in_an_update: bool = False) -> tuple[Any, ...]:
@@ -61,25 +61,25 @@ class StatePlacement:
         return state.params if has_params else None, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """Returns the moments that a step brings to the devices; empty if they are there."""
+        """Returns the moments that an optimizer step brings to the devices, if they are offloaded."""
         return self._moments(state) if self.is_offloaded else []
 
     def begun(self, state: TrainState) -> TrainState:
-        """Brings a state at rest to the devices for an update, and frees its old buffers."""
+        """Returns a state moved to the devices for an update, and frees its old buffers."""
         return self._moved(state, self.in_an_update)
 
     def ended(self, state: TrainState) -> TrainState:
-        """Brings an update's result to its place at rest, and frees its old buffers."""
+        """Returns an update's state moved to where it rests, and frees its old buffers."""
         return self._moved(state, self.at_rest)
 
     # Outside of the step's program, so that the step updates the moments in place. Inside it,
     # compilers would hold all moments on a device twice, as they come and as they go.
     def fetched(self, state: TrainState) -> TrainState:
-        """Brings offloaded moments to the devices for a step, and frees their old buffers."""
+        """Returns the state with moments on the devices for a step, and frees their old buffers."""
         return self._moved(state, self.in_a_step)
 
     def rested(self, state: TrainState) -> TrainState:
-        """Brings offloaded moments back after a step, and frees their old buffers."""
+        """Returns the state with moments offloaded after a step, and frees their old buffers."""
         return self._moved(state, self.in_an_update)
 
     def _moved(self, state: TrainState, place: Any) -> TrainState:
@@ -93,7 +93,7 @@ class StatePlacement:
         return not self.is_offloaded and self.rests == "nothing"
 
     def _placed(self, state: TrainState, *, params: bool, moments: bool) -> TrainState:
-        """Returns shardings on the devices where an argument is true, else in the host's memory."""
+        """Returns shardings: on the devices for what an argument names, the rest on the host."""
         of_params, of_moments = (
             self.params if is_here else at_rest(self.params) for is_here in (params, moments)
         )

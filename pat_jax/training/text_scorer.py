@@ -17,19 +17,19 @@ class TextScorer:
     """Scores texts in batches of a few compiled shapes.
 
     Args:
-      micro_shapes: rows and length of micro-batches, as `reader` has them.
+      micro_shapes: number and length of the rows of the micro-batches that `reader` can read.
     """
 
     def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
         self.reader, self._micro_shapes = reader, micro_shapes
 
     def fills(self, lengths: Sequence[int]) -> bool:
-        """Returns whether texts of these lengths fill batches."""
+        """Whether texts of these lengths fill whole micro-batches."""
         return fills(lengths, self._micro_shapes)
 
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
-        """Returns what the model predicts at the last token of each text. Raises ValueError if a
-        text is longer than every row."""
+        """Returns the score of each text: the model's number at its last token. Raises ValueError
+        if a text is longer than every row."""
         devices, found = self.reader.devices, np.zeros(0)
         if not is_absent(devices):
             batch = to_scored_batch(texts, self._micro_shapes)

@@ -1,4 +1,4 @@
-"""Splits a policy into trained and frozen parameters: all and none, or adapters and their base.
+"""Splits a policy into trained and frozen parameters: either all of it is trained, or adapters.
 
 Knows shapes, shardings, and how adapters and base combine. Does not know losses or optimizers.
 """
@@ -25,7 +25,7 @@ Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
 @dataclass
 class TrainableParams:
-    """Which parameters are trained and which frozen. Every program is given both."""
+    """Which parameters of a policy are trained and which frozen. Programs take both as inputs."""
 
     policy: Policy
     layout: Layout
@@ -82,8 +82,8 @@ class TrainableParams:
         return self.layout.param_shardings(self.policy, role="train")
 
     def init(self, seed: int) -> Leaves:
-        """Returns initial trained parameters: those of a random policy, or new adapters. If the
-        base has a scalar head, the adapters come with that head."""
+        """Returns initial trained parameters: those of a random policy, or new adapters. Adapters
+        on a base with a scalar head include a copy of that head."""
         if is_absent(self.layout.devices):
             return without_shards(self.abstract)
         if self.lora:
@@ -91,11 +91,11 @@ class TrainableParams:
         return self.policy.init(seed, self.shardings, self.weight_dtype)
 
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """Returns the policy's parameters, with adapters beside their weights."""
+        """Returns the policy's parameters; each adapted weight has its adapter (`Lora.attach`)."""
         return self.lora.attach(frozen, params) if self.lora else params
 
     def unscaled(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """Like `whole`, for arrays or shapes, without the adapters' scale (see `factors`)."""
+        """Returns `whole` without the adapters' scale (see `factors`), also for trees of shapes."""
         return self.lora.beside_each(frozen, params) if self.lora else params
 
     @property
@@ -106,8 +106,7 @@ class TrainableParams:
         return jax.tree.leaves(self.lora.factors)
 
     def over(self, frozen: Leaves, predictor: Predictor) -> Predictor:
-        """Returns the predictor as a function of the trained parameters alone, with `frozen` filled
-        in."""
+        """Returns the predictor as a function of the trained parameters, with `frozen` filled in."""
         if not self.lora:
             return predictor
         model = predictor.model

@@ -34,12 +34,12 @@ from pat_jax.training.update_seen import update_seen
 POLICY, CRITIC = "train", "critic"  # names of trained roles
 # The stages of learning, named by the prefix of their programs' names.
 REINFORCED, SUPERVISED = "", "supervised_"
-# The column of what the model predicts before an update, by the name of the prediction.
+# The column for the model's predictions before an update, by the kind of prediction.
 OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
 
 
 class Trainer(Handle):
-    """The programs of the update, and the transfer of its parameters to a rollout layout."""
+    """A trained role's programs: its update, and the transfer of its parameters to rollouts."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Trainer(Handle):
     ):
         """
         Args:
-          beside: arrays that a drafter keeps on the devices; None: nothing.
-          is_offloaded: whether the optimizer's moments are on the devices in its steps alone.
-          name: of the role in checkpoints; its metrics begin with it.
-          others: shapes with shardings of what other roles keep on the devices.
-          rests: what is in the host's memory between two updates.
-          predicts: whether the model's predictions before an update are asked for even if the loss
-            does not read them.
+          beside: arrays that a drafter keeps on the devices, if any.
+          is_offloaded: whether the optimizer's moments are on the devices only in its steps.
+          name: name of the role in checkpoints, and the prefix of its metrics.
+          others: shapes with shardings of arrays that other roles keep on the devices.
+          rests: the part of the state that is in the host's memory between two updates.
+          predicts: whether the model predicts before an update even if the loss does not read its
+            predictions.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         super().__init__(trained.layout, micro_shapes)
@@ -73,7 +73,7 @@ class Trainer(Handle):
         self.policy, self.shardings = trained.policy, trained.shardings
         self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
-        # The column with which an update begins.
+        # The column for this model's predictions before an update.
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
         self.predicts, self.others = predicts or self.old in update.loss.needs, others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
@@ -84,7 +84,7 @@ class Trainer(Handle):
 
     @property
     def tells_seen(self) -> bool:
-        """Whether each update reports how much of it a rollout sees (`update_seen.py`)."""
+        """Whether each update reports which share of its change a rollout sees (`update_seen`)."""
         return self.trained.lora is not None and self.policy.config.head == "vocab"
 
     @property
@@ -105,19 +105,19 @@ class Trainer(Handle):
 
     @property
     def kept(self) -> list[Any]:
-        """Shapes with shardings of what this role keeps on the devices between two updates."""
+        """Shapes with shardings of this role's arrays on the devices between two updates."""
         state = self.placement.on_devices(self.abstract_state)
         return [state, self.own_base, self.beside.always]
 
     @property
     def resident(self) -> list[Any]:
-        """Shapes with shardings of what stays on the devices during a rollout, of all roles."""
+        """Shapes with shardings of all roles' arrays that stay on the devices during a rollout."""
         return [*self.kept, *self.others]
 
     @property
     def held(self) -> list[Any]:
-        """Shapes with shardings of what the devices hold in the passes of an update, except
-        gradients."""
+        """Shapes with shardings of all roles' arrays on the devices in the passes of an update,
+        except gradients."""
         state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
         beside = self.beside.always, self.beside.in_updates
         return [state, self.own_base, *beside, *self.others]
@@ -178,8 +178,8 @@ class Trainer(Handle):
         return self.transfer.base_checksum(base)
 
     def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, UpdateResult]:
-        """Takes every optimizer step of one iteration's batch. Processes that own none of the
-        devices get a result without metrics, and can ask for it (`known_to_all`). Raises ValueError
+        """Takes all optimizer steps on one iteration's batch. Processes that own none of the role's
+        devices get a result without metrics; `known_to_all` can send it to them. Raises ValueError
         if a column that the loss needs is neither in the batch nor predicted."""
         if is_absent(self.layout.devices):
             return state, UpdateResult({}, (), 0)
@@ -200,8 +200,8 @@ class Trainer(Handle):
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """Takes an optimizer step on demonstrations. Its metric `train/cross_entropy` is over the
-        tokens of responses."""
+        """Takes an optimizer step on demonstrations. The metric `train/cross_entropy` is the mean
+        over the tokens of their responses."""
         name, devices = "supervised step", self.layout.devices
         if is_absent(devices):
             return state, known_to_all(name, devices, UpdateResult({}, (), 0))
@@ -216,7 +216,7 @@ class Trainer(Handle):
         return UpdateResult({}, (), 0 if is_absent(self.layout.devices) else int(state.step))
 
     def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the model's predictions at each token, as the column `old`."""
+        """Returns the batch with the model's predictions at each token in the column `self.old`."""
         with fetched(state.params, self.shardings) as params:
             return self._predictions.with_column(batch, self.old, params)
 
@@ -237,7 +237,7 @@ class Trainer(Handle):
         self, state: TrainState, records: Sequence[Record], before: Params | None
     ) -> tuple[TrainState, UpdateResult]:
         """Returns the state at rest after an update's steps, and the result. `before` has the
-        adapters before the update; None: there is nothing to compare."""
+        adapters before the update, or None if their change is not measured."""
         result = summarized(self.name, self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))

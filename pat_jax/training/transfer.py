@@ -32,8 +32,8 @@ from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
 from pat_jax.training.trainable_params import TrainableParams
 
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
-# Largest difference in nats between trainer and rollout: EXACT_GAP if float32 products are computed
-# in float32, ROUNDED_GAP if the devices round what they multiply.
+# Largest allowed difference in nats between the log-probabilities of trainer and rollout: EXACT_GAP
+# if float32 products are exact, ROUNDED_GAP if the devices round the factors.
 EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 
 
@@ -41,24 +41,24 @@ EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 class Receivers:
     """The rollouts that a trainer hands its policy to."""
 
-    dtype: jnp.dtype  # dtype of weights that they do not quantize
+    dtype: jnp.dtype  # dtype of the weights that rollouts do not quantize
     layouts: Mapping[Split, Layout] = field(default_factory=dict)  # empty: there are no rollouts
-    policy: Policy | None = None  # the policy in their format; None: the trainer's
-    # How weights come from the trainer's to the rollouts' devices, by layout of the rollouts.
-    # Empty: the devices are the same.
+    policy: Policy | None = None  # the policy in the rollouts' weight format; None: the trainer's
+    # For each rollout layout, how weights come there from the trainer's devices. Empty if rollouts
+    # run on the trainer's devices.
     carriers: Mapping[Split, Carrier] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
-        """The largest number of replicas in a rollout's layout."""
+        """The largest number of replicas among the rollouts' layouts."""
         return max((split.dp for split in self.layouts), default=1)
 
 
 @dataclass(frozen=True)
 class _SentSums:
-    """The checksum of one of the trainer's arrays in the form in which it is sent."""
+    """A function that returns the checksum of a trainer's array in the form in which it is sent."""
 
-    like: jax.ShapeDtypeStruct | QuantizedWeight  # the rollout's format
+    like: jax.ShapeDtypeStruct | QuantizedWeight  # the array in the rollout's weight format
     dtype: jnp.dtype
     factor: float
 
@@ -70,9 +70,9 @@ class _SentSums:
 class Transfer:
     """Sends the policy to the rollout, and checks that the bits that arrive are those sent.
 
-    The policy is sent with adapters beside their weights. Declares a program `transfer` to each
-    layout, and a `checksum` of what is sent and of what arrived. The program `score` computes
-    log-probabilities with what is sent. Without receivers it declares none of these.
+    Adapters are sent as separate arrays. For each rollout layout there is a program `transfer`, and
+    programs `checksum` for the sent and for the arrived weights. The program `score` computes
+    log-probabilities with the sent weights. Without receivers there are none of these programs.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Transfer:
     ):
         """
         Args:
-          score: computes log-probabilities of tokens[rows, length], as `Predictor.score_step`.
+          score: function that returns log-probabilities of tokens, as `Predictor.score_step`.
         """
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy
@@ -104,7 +104,7 @@ class Transfer:
             self._of_received[target] = self._declare_received(layout)
 
     def _declare_sent(self, score: Callable[[Params, Array], Array]) -> TreeChecksum:
-        """Declares the checksum of what is sent, and the program that scores tokens with it."""
+        """Declares the sent weights' checksum, and the program that scores tokens with them."""
         trained, source = self._trained, self._trained.layout
         held = trained.abstract_frozen, trained.abstract
 
@@ -125,7 +125,7 @@ class Transfer:
         )
 
     def _declare_received(self, layout: Layout) -> TreeChecksum:
-        """Declares the transfer to a layout, and the checksum of what arrives there."""
+        """Declares the transfer to a layout, and the checksum of the weights that arrive there."""
         trained, shardings = self._trained, layout.param_shardings(self._policy)
         gathered = trained.layout.param_shardings(self._policy)
         received = with_sharding(self._policy.abstract(self._dtype), shardings)
@@ -156,7 +156,7 @@ class Transfer:
 
     def __call__(self, params: Params, layout: Layout) -> Params:
         """Returns the policy's parameters on the shards of a rollout's layout. Raises RuntimeError
-        if what arrived is not what was sent."""
+        if the checksums of the sent and the arrived weights differ."""
         target, held = layout.split, (self._trained.frozen, params)
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
@@ -176,7 +176,7 @@ class Transfer:
 
     @property
     def probes(self) -> int:
-        """Number of rows that `score` takes."""
+        """Number of rows of tokens that `score` takes."""
         return self._rows
 
     def _arrival(self, target: Split) -> Key:
@@ -184,8 +184,8 @@ class Transfer:
         return Key("arrive", self._split, target=target)
 
     def score(self, params: Params, tokens: ArrayLike) -> Float[np.ndarray, "rows length"]:
-        """Returns log π(next token) in nats for tokens[rows, length], computed with the weights
-        that a transfer sends."""
+        """Returns log π(next token) in nats at each of the `tokens` [rows, length]. It is computed
+        with the weights that a transfer sends."""
         held = self._trained.frozen, params
         found = self._table[Key("score", self._split)](*held, tokens)
         if is_absent(devices := self._trained.layout.devices):
@@ -199,8 +199,8 @@ class Transfer:
 
 
 def _arrive(policy: Policy, carrier: Carrier, shardings: Params, params: Params) -> Params:
-    """Returns the arrived weights in the rollout's layout, which needs more or fewer shards. If the
-    carrier spreads, the devices that have shards first pass them on to the others."""
+    """Returns the arrived weights in the rollout's layout, which may need more or fewer shards. If
+    `carrier.spreads`, the devices that have shards first send them to the others."""
     if not carrier.spreads:
         return params
     specs = jax.tree.map(lambda sharding: sharding.spec, carrier.arriving(policy))
@@ -210,7 +210,7 @@ def _arrive(policy: Policy, carrier: Carrier, shardings: Params, params: Params)
 
 def _resharded(tree: Any, gathered: Any, shardings: Any) -> Any:
     """Gathers each array over FSDP, then reshards it: the partitioner finds no way to do both at
-    once. Array after array, since the compiler would gather all before it reshards the first."""
+    once. Barriers force one array at a time: the compiler would else gather all of them first."""
     place, done = jax.lax.with_sharding_constraint, list[Array]()
     for x, whole, to in zip(*map(jax.tree.leaves, (tree, gathered, shardings)), strict=True):
         if done:
@@ -220,7 +220,7 @@ def _resharded(tree: Any, gathered: Any, shardings: Any) -> Any:
 
 
 def _probe(number: int, prompt: Int[np.ndarray, " length"]) -> Request:
-    """A request for the likeliest token after a prompt."""
+    """Returns a request for the likeliest token after a prompt."""
     greedy = Sampling(temperature=0.0)
     return Request(tuple(prompt.tolist()), sequence_key(number), 1, greedy, ignore_eos=True)
 
@@ -237,8 +237,8 @@ def logprob_gap(
     that a rollout runs. The gap is NaN if the policy itself gives NaN; the rollout reports that.
 
     Args:
-      score: computes the trainer's log-probabilities of next tokens.
-      rows: rows that `score` takes, at least one for each replica of the rollout.
+      score: function that returns the trainer's log-probabilities of next tokens.
+      rows: number of rows that `score` takes, at least one for each replica of the rollout.
     """
     assert engine.layout is not None, "it has just been given weights"
     split, vocab = engine.layout.split, engine.policy.config.vocab_size

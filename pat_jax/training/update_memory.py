@@ -1,7 +1,7 @@
 """Device memory of the update and the transfer, read from their compiled programs.
 
-Knows the trainer's programs and what is resident beside them. Does not know the memory of a
-rollout: its weights and its KV cache are freed while these run (`engine/sizing/memory.py`).
+Knows the trainer's programs and the arrays that stay on the devices. Does not know the memory of a
+rollout: its weights and its KV cache are freed during updates (`engine/sizing/memory.py`).
 """
 
 import logging
@@ -26,12 +26,12 @@ OTHER_DRAFTS = "make no drafts that a model generates (--speculation.source suff
 
 @dataclass(frozen=True)
 class Stage:
-    """One program of the update, and the memory of a device while it runs."""
+    """One program of the update, and the memory of a device that is taken while it runs."""
 
     name: str
     held: int  # bytes: training state, drafter, and the summed gradients
     taken: int  # bytes: temporaries, and results that do not reuse an argument's buffer
-    has_rows: bool = True  # whether it runs on a micro-batch, so that smaller ones take less
+    has_rows: bool = True  # whether it runs on a micro-batch, and takes less for a smaller one
     drafts: int = 0  # bytes of `held` for a draft model or the early-exit head's state
 
     @property
@@ -45,9 +45,9 @@ class Stage:
 
 
 def update_stages(roles: Roles) -> list[Stage]:
-    """Returns the programs of an update as stages, each micro-batch shape by itself.
+    """Returns a stage for each program of an update, thus for each micro-batch shape.
 
-    Empty if the backend does not report memory."""
+    The list is empty if the backend does not report memory."""
     resting, drafts = resting_bytes(roles.policy), _draft_bytes(roles.policy)
     of_trained = [
         replace(stage, name=f"{stage.name}{_whose(role)}")
@@ -69,12 +69,12 @@ def update_stages(roles: Roles) -> list[Stage]:
 
 
 def _whose(role: Trainer) -> str:
-    """The role in messages; the policy's programs are not named by it."""
+    """Returns the words that name a role in messages; empty for the policy."""
     return "" if role.name == POLICY else f" of the {role.name}"
 
 
 def _taken(programs: ProgramTable) -> dict[Key, int]:
-    """Returns the bytes that each program takes beside its arguments, where they are reported."""
+    """Returns the bytes that each program takes besides its arguments, where they are reported."""
     taken = {key: programs.bytes_taken(key) for key in programs}
     return {key: size for key, size in taken.items() if size is not None}
 
@@ -83,7 +83,7 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     """Returns the stages of a trained role's update.
 
     Args:
-      taken: bytes of each program beside its arguments, such as its own gradients.
+      taken: bytes that each program takes besides its arguments, such as for its own gradients.
     """
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
@@ -98,22 +98,22 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
 
 
 def fetched_bytes(trainer: Trainer) -> int:
-    """Returns the bytes of a device that an optimizer step adds to what is resident."""
+    """Returns the bytes of a device that moments take which are there only in an optimizer step."""
     return shard_bytes(trainer.placement.offloaded(trainer.state_in_a_step))
 
 
 def resident_bytes(trainer: Trainer) -> int:
-    """Returns the bytes of a device that are resident during an update, in all its programs."""
+    """Returns the bytes of a device that are taken in every program of an update."""
     return shard_bytes([*trainer.held, *_before(trainer)])
 
 
 def resting_bytes(trainer: Trainer) -> int:
-    """Returns the bytes of a device that are resident before and after an update's steps."""
+    """Returns the bytes of a device that are taken before and after an update's steps."""
     return shard_bytes([*trainer.resident, trainer.beside.in_updates, *_before(trainer)])
 
 
 def _before(trainer: Trainer) -> list[Any]:
-    """Shapes with shardings of the adapters before an update, which `update_seen` compares."""
+    """Returns the shapes of the copy of the adapters before an update, for `update_seen`."""
     return [trainer.abstract_params] if trainer.tells_seen else []
 
 
@@ -122,7 +122,7 @@ def _draft_bytes(trainer: Trainer) -> int:
 
 
 def _name(key: Key) -> str | None:
-    """Name of a program in messages; None if it takes little, or runs once beside little else."""
+    """Returns a program's name in messages, or None if its memory needs no check."""
     shape = f"{key.rows} x {key.length} tokens"
     return {
         "grad": f"gradients of {shape}",
@@ -135,14 +135,14 @@ def _name(key: Key) -> str | None:
 
 
 def check_state(roles: Roles, limit: float) -> None:
-    """Checks, before anything is compiled, the least memory that an update needs. Raises UserError
-    if a device has less than that."""
+    """Checks, before anything is compiled, that a device has the least memory that an update needs.
+    Raises UserError if it has less."""
     if lacking := lacking_state(roles, limit):
         raise UserError(lacking)
 
 
 def lacking_state(roles: Roles, limit: float) -> str:
-    """Returns the message that a device has less memory than an update needs at least, or ""."""
+    """Returns a message if a device has less memory than any update needs, else ""."""
     keeps_reference = REFERENCE in roles.readers
     every = (_lacking(role, limit, keeps_reference=keeps_reference) for role in roles.trained)
     return next(filter(None, every), "")
@@ -167,8 +167,8 @@ def _lacking(trainer: Trainer, limit: float, *, keeps_reference: bool) -> str:
 
 
 def check_update(stages: Sequence[Stage], limit: float, options: MemoryOptions) -> str:
-    """Checks, after compilation, the memory of the largest program, and describes it. Raises
-    UserError if a device has less than that."""
+    """Returns a description of the program that takes the most memory. Raises UserError if a device
+    has less memory than this program takes."""
     if not stages:
         return "the update no figure: this backend does not say what its programs take"
     most = largest(stages)
@@ -185,10 +185,11 @@ def largest(stages: Sequence[Stage]) -> Stage:
 
 
 def shortage(stage: Stage, limit: float, options: MemoryOptions, *, is_least: bool = False) -> str:
-    """Returns why a device has no room for a stage and what would help; empty if it has room.
+    """Returns a message if a device has too little memory for a stage, with advice; else "".
 
     Args:
-      is_least: whether the program takes more than `stage` has.
+      limit: bytes of a device.
+      is_least: whether the program takes at least, not exactly, the memory in `stage`.
     """
     if stage.total <= limit:
         return ""
@@ -200,7 +201,7 @@ def shortage(stage: Stage, limit: float, options: MemoryOptions, *, is_least: bo
 
 
 def tightness(stage: Stage, limit: float, options: MemoryOptions) -> str:
-    """Returns a warning if a device has hardly more memory than the stage takes; else empty."""
+    """Returns a warning if a device has hardly more memory than the stage takes, else ""."""
     if stage.total <= USABLE * limit:
         return ""
     return (
@@ -214,7 +215,7 @@ def _drafts_words(drafts: int) -> str:
 
 
 def _advice(stage: Stage, options: MemoryOptions) -> Iterator[str]:
-    """Yields advice to save memory, first for the larger part of what the stage takes."""
+    """Yields advice that saves memory, first for the larger of the stage's two parts."""
     of_rows = list(_smaller_rows(options)) if stage.has_rows else []
     of_state = [] if options.trains_adapters else list(_smaller_state(stage, options.optimizer))
     yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state

@@ -1,4 +1,4 @@
-"""The result of an update: metrics of its optimizer steps, and which of them were taken."""
+"""The result of an update: metrics of its optimizer steps, and which of them were applied."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ Record = tuple[Sums, Array, Array]
 class UpdateResult:
     metrics: dict[str, float]
     applied: tuple[bool, ...]  # for each optimizer step, whether the gradient was finite
-    updates_applied: int  # number since the state's optimizer began
+    updates_applied: int  # number of applied optimizer steps since the state's optimizer began
 
 
 def summarized(
     role: str, update: Update, records: Sequence[Record], state: TrainState
 ) -> UpdateResult:
-    """Returns the result of a role's optimizer steps, fetched from the devices once; `state` is
-    that after the last step."""
+    """Returns the result of a role's optimizer steps, fetched from the devices at once. `state` is
+    the training state after the last step."""
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)
     metrics = {f"{role}/{name}": value for name, value in update.summary(sums).items()}

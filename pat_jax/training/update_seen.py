@@ -1,4 +1,4 @@
-"""How much of an update the rollout sees after rounding the adapters to its own dtype.
+"""The share of an update that the rollout sees after it rounds the adapters to its own dtype.
 
 Knows adapters before and after an update. Does not know the base, which does not change.
 """
@@ -24,9 +24,10 @@ def update_seen(
         ⟨Δr, Δt⟩ / ⟨Δt, Δt⟩,   Δ = b₁a₁ - b₀a₀ = (b₁ - b₀) a₁ + b₀ (a₁ - a₀),   over all adapters
 
     1 means that the rollout sees the whole update, 0 that it sees nothing of it. NaN means that
-    nothing was learned. No product is multiplied out: ⟨b·a, d·c⟩ = ⟨bᵀd, a·cᵀ⟩.
+    nothing was learned. No product b·a is computed as a matrix: ⟨b·a, d·c⟩ = ⟨bᵀd, a·cᵀ⟩.
 
     Args:
+      before, now: adapters before and after the update.
       scale: factor of the products b·a.
       dtype: dtype in which the rollout keeps a and scale · b.
     """
@@ -53,7 +54,7 @@ def update_seen(
 
 
 def _apart(adapter: Adapter) -> list[Adapter]:
-    """Splits an adapter whose matrix a is shared by several weights into one adapter for each."""
+    """Splits an adapter whose factor a is shared by several weights into one adapter for each."""
     parts = adapter.b if isinstance(adapter.b, list) else [adapter.b]
     return [Adapter(adapter.a, b) for b in parts]
 
