@@ -15,9 +15,11 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 
-# PEFT's name for all linear layers except the output head; with experts, for those of attention.
+# PEFT's name for all linear layers except the output head; in models with experts, it names only
+# the linear layers of attention.
 ALL_LINEAR = "all-linear"
-# For each weight of a layer with experts: PEFT's module, and its index there (None: the only one).
+# For each weight of a layer with experts: the name of PEFT's module that holds it, and the weight's
+# index in that module (None if it is the only one).
 _SPARSE = {
     "router": ("gate", None),
     "gate": ("experts.gate_up_proj", 0),
@@ -31,8 +33,8 @@ class Linear:
     """Describes the adapter that a weight may have."""
 
     module: str
-    num_in: int  # number of trailing dimensions that a product sums over; 0: no adapter
-    part: int | None = None  # index among the weights that share the adapter's a; None: not shared
+    num_in: int  # number of trailing dimensions that a product sums over; 0 if without an adapter
+    part: int | None = None  # index among the weights that share the factor a; None if none do
     is_scalar_head: bool = False  # the weight itself is trained, without an adapter
 
     @property
@@ -81,8 +83,8 @@ def _linear(
 
 
 def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
-    """Returns the modules that `targets` name (see `Lora.of`), of those that may have an adapter.
-    Raises UserError if a target names none of them."""
+    """Returns the names of the modules that `targets` choose (see `Lora.of`). Raises UserError if a
+    target names no module that may have an adapter."""
     linear, chosen = linear_modules(policy), set[str]()
     for target in targets:
         end = f".{target.removesuffix('.weight')}"

@@ -1,4 +1,4 @@
-"""A weight with a low-rank product beside it (LoRA, arXiv 2106.09685)."""
+"""A weight with a low-rank adapter (LoRA, arXiv 2106.09685)."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ Axes = tuple[str | None, ...]  # names of an array's dimensions
 
 @pytree_dataclass
 class AdaptedWeight:
-    """A weight and its adapter: acts as weight + b · a in products, which never form this matrix.
+    """A weight and its adapter. Products use them as weight + b · a, but never compute this matrix.
 
-    In a stack of experts the first dimension of all three is the expert. The leaves may also be
-    shapes, axis names or shardings in place of arrays."""
+    In a stack of experts, the first dimension of `weight`, `a` and `b` is the expert. They may also
+    be shapes, axis names or shardings in place of arrays."""
 
-    weight: Any  # [*out, *in]; may be a `QuantizedWeight` in a copy that only generates
+    weight: Any  # [*out, *in]; in a rollout's copy, it may be a `QuantizedWeight`
     a: Any  # [rank, *in], or [experts, rank, in]
     b: Any  # [*out, rank], or [experts, out, rank]; already multiplied by the adapter's scale
 
@@ -29,7 +29,7 @@ class AdaptedWeight:
 
     @property
     def is_stack(self) -> bool:
-        """Whether the first dimension is the expert."""
+        """Whether the weight's first dimension is the expert."""
         return len(self.a.shape) > self.contracted + 1
 
     def merged(self) -> Float[Array, "..."]:
@@ -44,7 +44,8 @@ class AdaptedWeight:
 
 
 def adapter_axes(axes: Axes, contracted: int, *, is_stack: bool) -> tuple[Axes, Axes]:
-    """Returns the axis names of a and b, from those of the weight. The rank's is None: never split.
+    """Returns the axis names of a and b, given those of the weight. The rank's axis has the name
+    None, since it is never split.
 
     Args:
       contracted: number of trailing dimensions of the weight that a product sums over.

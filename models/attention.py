@@ -36,7 +36,7 @@ class Attention(nnx.Module):
         )
         heads = ("kv_heads", "queries_per_kv", None)
         of_kv = ("kv_heads", None, "embed")
-        real = config.queries_per_kv  # the other query heads of a KV head are padding
+        real = config.queries_per_kv  # further query heads of a KV head are padding
         self.query = param(
             keys,
             (kv, group, dim, embed),
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 
     def _without_padding(self, attended: Array, partition: Partition) -> Array:
-        """Zeroes the padded query heads, so that the gradients of their weights are zero."""
+        """Returns `attended` with zeros for padding heads: so their weights' gradients are zero."""
         config, here = self.config, attended.shape[3]
         if config.padded_queries_per_kv == config.queries_per_kv:
             return attended

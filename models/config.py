@@ -23,16 +23,17 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """A mixture of experts in place of a layer's MLP: a few of its experts compute each token."""
+    """The shape of a mixture of experts, which replaces a layer's MLP. A few of the layer's experts
+    compute each token."""
 
     num_experts: int
     num_experts_per_tok: int
-    expert_dim: int  # hidden units of an expert
-    # Whether the weights of a token's experts sum to 1; else the softmax is over all experts.
+    expert_dim: int  # number of hidden units of an expert
+    # Whether the weights of a token's chosen experts sum to 1; else those of all experts do.
     norm_topk_prob: bool = True
     dense_layers: tuple[int, ...] = ()  # layers that have an MLP of `mlp_dim` and no experts
-    # Width of the experts' inputs and outputs where it is less than `embed_dim` (BigMac, arXiv
-    # 2502.16927); 0: it is `embed_dim`.
+    # Width of the experts' inputs and outputs if it is less than `embed_dim` (BigMac, arXiv
+    # 2502.16927), else 0.
     latent_dim: int = 0
 
 
@@ -58,12 +59,12 @@ class ModelConfig:
     # model, a critic).
     head: Head = "vocab"
     head_bias: bool = False  # whether a scalar head has a bias
-    # Tokens of the longest sequence, prompt and response, that rotary positions support, with their
-    # scaling: 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
+    # Most tokens of a sequence (prompt and response) that the scaled rotary positions support:
+    # 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768
     experts: ExpertsConfig | None = None
     vocab_multiple: int = 128  # the embedding's rows are padded to a multiple of this
-    query_multiple: int = 1  # query heads per KV head are padded to a multiple of this, by zeros
+    query_multiple: int = 1  # query heads per KV head are padded with zeros to a multiple of this
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer number `layer` has experts."""
@@ -86,7 +87,7 @@ class ModelConfig:
 
     @property
     def routes_shape(self) -> tuple[int, int]:
-        """Shape of one token's chosen experts: number of layers with experts, experts per token."""
+        """Shape of one token's chosen experts: (layers with experts, experts per token)."""
         return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
 
     @property
@@ -107,12 +108,12 @@ class ModelConfig:
 
     @property
     def head_outputs(self) -> int:
-        """How many numbers the head computes for each token, without the vocabulary's padding."""
+        """Number of outputs of the head for each token, without padding of the vocabulary."""
         return self.vocab_size if self.head == "vocab" else 1
 
     @property
     def padded_head_outputs(self) -> int:
-        """How many numbers the head computes for each token, with the vocabulary's padding."""
+        """Number of outputs of the head for each token, with padding of the vocabulary."""
         return self.padded_vocab_size if self.head == "vocab" else 1
 
     def unpadded(self, shape: Sequence[int], axes: Sequence[str | None]) -> tuple[int, ...]:
@@ -122,5 +123,5 @@ class ModelConfig:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers, at two bytes a number."""
+        """Bytes of one token's keys and values in all layers, at two bytes for each number."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim

@@ -1,7 +1,7 @@
 """A small head that predicts the policy's next token from one of its first layers (early exit).
 
 As in AdaDecode (arXiv 2506.03700), it uses the policy's own final norm and output head, with one
-learned matrix between them. A matrix of zeros changes nothing.
+learned matrix between them. With a matrix of zeros, the output head gets the norm's output.
 """
 
 from jaxtyping import Array, Float
@@ -17,6 +17,6 @@ def exit_hidden(
     """Returns hidden + head · hidden, the input of the policy's output head.
 
     Args:
-      hidden: the layer's output after the final norm.
+      hidden: output of the early layer, after the policy's final norm.
     """
     return hidden + linear(hidden, head)

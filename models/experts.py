@@ -1,7 +1,7 @@
 """A mixture of experts: a router chooses a few of a layer's experts for each token.
 
-The rollout records which experts computed each token. A caller that computes a position again
-passes the recorded experts: only their weights then come from the current router (R3, arXiv
+The rollout records which experts computed each token. A caller that computes the token again may
+pass the recorded experts. The current router then only weights their outputs (R3, arXiv
 2510.11370).
 
 With `latent_dim` the experts' inputs and outputs are narrower than the layer, so devices exchange
@@ -28,21 +28,21 @@ from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
-NOT_RECORDED = -1  # instead of a recorded expert: the router chooses
-NO_TOKEN = NO_EXPERT = -1  # padding instead of a token, and instead of its experts
+NOT_RECORDED = -1  # in place of a recorded expert: then the router chooses
+NO_TOKEN = NO_EXPERT = -1  # padding in place of a token id, and in place of the token's experts
 
 
 class Routed(NamedTuple):
     """The choices of a layer's router for some tokens, and statistics of them."""
 
     experts: Int[Array, "rows length k"]  # the router's own choice, likeliest first
-    # Sums over the real tokens, in float32: how many tokens would choose each expert, each expert's
-    # probability, and the entropy of the router's distribution, in nats.
+    # Float32 sums over the real tokens: how many of them each expert is chosen for, each expert's
+    # probability, and the entropy of the router's distribution in nats.
     load: Float[Array, " num_experts"]
     probability: Float[Array, " num_experts"]
     entropy: Float[Array, ""]
-    # Smallest logit among the experts that computed a token, minus the largest among the others;
-    # below 0 where the recorded experts are not the likeliest.
+    # Smallest logit of the experts that computed a token, minus the largest logit of the others. It
+    # is below 0 where the recorded experts are not the likeliest.
     margin: Float[Array, "rows length"]
 
 
@@ -62,8 +62,8 @@ class Experts(nnx.Module):
         self.up = param(keys, (num, dim, width), axes, normal(embed), contracted=1)
         self.down = param(keys, (num, width, dim), down_axes, of_down, contracted=1)
         if latent:
-            # So long that the experts begin as those of a layer without them: Adam's steps are of
-            # one size, and large for small weights. Models learn faster from orthogonal rows.
+            # Rows so long that Σ pᵢ Eᵢ starts at the scale it has without `latent_dim`: smaller
+            # weights would change much in Adam's steps. Models learn faster from orthogonal rows.
             shared = orthonormal(math.sqrt(embed / latent))
             self.descend = param(keys, (latent, embed), (None, "embed"), shared, contracted=1)
             self.ascend = param(keys, (embed, latent), ("embed", None), shared, contracted=1)
@@ -106,7 +106,7 @@ class Experts(nnx.Module):
 
 
 def _summed(logits: Array, likeliest: Array, is_real: Array) -> tuple[Array, Array, Array]:
-    """Load, probability and entropy, as in `Routed`."""
+    """Returns load, probability and entropy, as in `Routed`."""
     probabilities, logprobs = jax.nn.softmax(logits), jax.nn.log_softmax(logits)
     is_likeliest = jax.nn.one_hot(likeliest, logits.shape[-1], dtype=bool).any(axis=-2)
     each = is_likeliest.astype(jnp.float32), probabilities, -probabilities * logprobs
@@ -129,7 +129,8 @@ def _compute(
     num_experts: int,
     kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length embed"]:
-    """Sums the weighted outputs of this device's experts, which are numbered from `first`."""
+    """Returns each token's sum of the weighted outputs of this device's experts, which have the
+    numbers from `first` on."""
     x, chosen, weights = rows
     k = chosen.shape[-1]
     num_rows = x.shape[0] * x.shape[1]

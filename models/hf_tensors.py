@@ -55,7 +55,7 @@ _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
     "mlp.up": ("mlp.up_proj.weight", _Form.INPUT),
     "mlp.down": ("mlp.down_proj.weight", _Form.OUTPUT),
 }
-# For layers with experts, in place of the MLP's tensors; {} is an expert's number.
+# The tensors of layers with experts, in place of the MLP's; {} stands for an expert's number.
 _QWEN3_MOE_TENSORS = {
     "mlp.router": ("mlp.gate.weight", _Form.INPUT),
     "mlp.gate": ("mlp.experts.{}.gate_proj.weight", _Form.EXPERTS),
@@ -84,13 +84,13 @@ class HFTensor:
     """One parameter: its name in a Hugging Face checkpoint, and its shape in pat_jax without
     padding."""
 
-    name: str  # with {} for the number of an expert
+    name: str  # with {} in place of an expert's number
     native_shape: tuple[int, ...]
     form: _Form
 
     @property
     def module(self) -> str:
-        """Name of the module whose weight the tensor is; of a bias, the tensor's own name."""
+        """Name of the module whose weight the tensor is, or a bias's own name."""
         return self.name.removesuffix(".weight")
 
     @property
@@ -99,7 +99,7 @@ class HFTensor:
 
     @property
     def is_stack(self) -> bool:
-        """Whether a checkpoint stores the parameter in parts, one tensor for each expert."""
+        """Whether checkpoints store the parameter as one tensor for each expert."""
         return self.form is _Form.EXPERTS
 
     @property
@@ -163,8 +163,8 @@ def hf_tensors(policy: Policy) -> Params:
 
 
 def usual_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps names of tensors to those in transformers' models with a head. Removes a prefix that all
-    layers share, such as that of a PyTorch wrapper, and adds `model.` where it is missing."""
+    """Returns, for each tensor name, the name in transformers' models with a head. A prefix that
+    all layers share, as of a PyTorch wrapper, is removed, and a missing `model.` added."""
     names = list(names)
     prefixes = {found[1] for name in names if (found := _LAYER.match(name))}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""

@@ -1,7 +1,7 @@
 """Runs equal layers unrolled or as a loop.
 
-Unrolled, the compiler optimizes each layer by itself. In a loop it compiles the body once, however
-many layers there are. Knows trees of arrays. Does not know what a layer is.
+If layers are unrolled, the compiler optimizes each by itself. In a loop it compiles one layer,
+however many there are. Knows trees of arrays. Does not know what a layer is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from jaxtyping import Array
 
 Params = Any  # the parameters of one layer, a pytree of arrays
 Beside = Any  # what a layer returns in addition to its output, a pytree of arrays
-# (a layer's parameters, its input) -> (its output, what else it returns)
+# A function (a layer's parameters, its input) -> (its output, what it returns in addition).
 Run = Callable[[Params, Array], tuple[Array, Beside]]
 
 
 def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
-    """Applies the layers to x in turn. Returns the last output, and a list of what else each layer
-    returned."""
+    """Applies the layers to x in turn. Returns the last layer's output, and a list of each layer's
+    additional results."""
     beside = []
     for params in layers:
         x, more = run(params, x)
@@ -31,8 +31,8 @@ def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[
 def scanned(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
     """Like `unrolled`, but neighbouring layers with equal shapes run in one loop (`jax.lax.scan`).
 
-    A loop reads the layers' parameters from a stacked copy in x's dtype, to which layers cast them
-    anyway. The backward pass makes the gradients as such a stack, too.
+    A loop reads the layers' parameters from a stacked copy in x's dtype; layers would cast them to
+    this dtype anyway. The gradients of the backward pass are stacked, too.
     """
 
     def stack(*of: Array) -> Array:

@@ -15,8 +15,8 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
-FEW_TOKENS = 64  # with so many tokens or fewer, a CPU multiplies weights by `_streamed`
-BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
+FEW_TOKENS = 64  # up to so many tokens, a CPU multiplies weights by `_streamed`
+BLOCK = 2**16  # values of a quantized weight that a CPU converts at once: best of 2^15 … 2^17
 
 
 class Rotation(NamedTuple):
@@ -33,13 +33,13 @@ def linear(
     contracted: int = 1,
     dtype: jnp.dtype | None = None,
 ) -> Float[Array, "*batch out"]:
-    """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
+    """Returns x · weightᵀ over the last `contracted` dimensions of both, with weight in x's dtype.
 
     Args:
-      weight: [*out, *in], so that the inputs of one output are contiguous in memory. If it is
-        quantized, its values are multiplied first, and the sums then scaled, in float32. If it is
-        adapted, (x · aᵀ) · bᵀ is added to the result.
-      dtype: dtype of the sums and the result; x's if not given.
+      weight: [*out, *in], so that the inputs of one output are contiguous in memory. A quantized
+        weight's values are multiplied first; then the sums are scaled, in float32. For an adapted
+        weight, (x · aᵀ) · bᵀ is added to the result.
+      dtype: dtype of the sums and the result, or None for x's dtype.
     """
     if isinstance(weight, AdaptedWeight):
         low = linear(x, weight.a, contracted=contracted)
@@ -85,17 +85,15 @@ def _streamed(
 
 
 def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: jnp.dtype) -> Array:
-    """weight · turned[*in, few] as [*out, few], in blocks of outputs that fit a core's cache.
-
-    XLA:CPU multiplies floats only: a whole converted weight would go to memory and back.
-    """
+    """Returns weight · turned [*in, few] as [*out, few], by blocks of outputs that fit a core's
+    cache. XLA:CPU multiplies floats only: a whole converted weight would go to memory and back."""
     out_shape, num_in = weight.scale.shape, math.prod(turned.shape[:contracted])
     turned, values = _in_step(jnp.reshape(turned, (num_in, -1)), weight.values)
     values = jnp.reshape(values, (-1, num_in))
     num_out, size = values.shape[0], min(values.shape[0], max(1, BLOCK // num_in))
 
     def one_block(i: Array, sums: Array) -> Array:
-        # A last block that is not whole starts earlier: slice and update clamp their start alike.
+        # An incomplete last block starts earlier: slice and update clamp their start alike.
         block = jax.lax.dynamic_slice_in_dim(values, i * size, size).astype(turned.dtype)
         product = jax.lax.optimization_barrier(_dot(block, turned, ((1,), (0,)), jnp.float32))
         return jax.lax.dynamic_update_slice_in_dim(sums, product, i * size, axis=0)
@@ -123,7 +121,8 @@ def _dot(
 
 
 def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float) -> Array:
-    """x / sqrt(mean(x²) + ε) · scale, in float32, returned in x's dtype (arXiv 1910.07467)."""
+    """Returns x / sqrt(mean(x²) + ε) · scale (arXiv 1910.07467). The quotient is float32, then cast
+    to x's dtype."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     # `scale` is multiplied after the cast, as the published checkpoints were trained.
@@ -144,7 +143,8 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def _stretch_low_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    """Returns frequencies as in Llama 3.1: low ones divided by `factor`, high ones kept, and a
+    linear blend between them."""
     rotations = scaling.original_max_position * frequencies / (2 * math.pi)
     blend = (rotations - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
@@ -167,7 +167,8 @@ def rotate(
     x: Float[Array, "rows length *heads head_dim"],
     rotation: Rotation,
 ) -> Array:
-    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
+    """Returns x rotated by its positions (RoPE). As in Hugging Face's models, value i of a head is
+    paired with value i + head_dim / 2."""
     cos, sin = (
         jnp.reshape(part, part.shape[:2] + (1,) * (x.ndim - 3) + part.shape[-1:])
         for part in rotation
@@ -183,7 +184,7 @@ def attend(
     values: Float[Array, "rows kv_heads context head_dim"],
     positions: Int[Array, "rows length"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention; the query at position p sees the keys 0 … p."""
+    """Returns softmax attention; the query at position p sees the keys 0 … p."""
     column = jnp.arange(keys.shape[2])[None, None, :]
     return attend_where(queries, keys, values, column <= positions[:, :, None])
 
@@ -192,7 +193,7 @@ def attention_scores(
     queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
     keys: Float[Array, "rows kv_heads context head_dim"],
 ) -> Float[Array, "rows kv_heads queries_per_kv length context"]:
-    """q · k / √(head_dim), in float32."""
+    """Returns q · k / √(head_dim) in float32, for each query q and key k."""
     scores = jnp.einsum("btkgd,bksd->bkgts", queries, keys, preferred_element_type=jnp.float32)
     return scores * queries.shape[-1] ** -0.5
 
@@ -203,7 +204,7 @@ def attend_where(
     values: Float[Array, "rows kv_heads context head_dim"],
     visible: Bool[Array, "rows length context"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention of each query to its `visible` keys, of which there must be one."""
+    """Returns softmax attention of each query to its `visible` keys; it must have at least one."""
     scores = jnp.where(visible[:, None, None, :, :], attention_scores(queries, keys), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", weights, values)
@@ -219,8 +220,8 @@ def sees(
 
     Args:
       start: column of the row's first query.
-      trunk: number of queries behind the first that form the trunk. Later queries form a branch,
-        which continues the first query and does not see the trunk. None: no row has a branch.
+      trunk: number of queries after the first that form the trunk, or None if no row has a branch.
+        Later queries form a branch, which continues the first query and does not see the trunk.
     """
     is_before = column <= start + turn
     if trunk is None:
@@ -232,7 +233,7 @@ def sees(
 def swiglu(
     gate: Float[Array, "*batch mlp"], up: Float[Array, "*batch mlp"]
 ) -> Float[Array, "*batch mlp"]:
-    """silu(gate) ⊙ up (arXiv 2002.05202). The backward pass keeps only `gate` and `up`."""
+    """Returns silu(gate) ⊙ up (arXiv 2002.05202). The backward pass keeps only `gate` and `up`."""
     return jax.nn.silu(gate) * up
 
 

@@ -1,7 +1,7 @@
 """Low-rank adapters of a policy's linear layers (LoRA, arXiv 2106.09685).
 
-Knows which parameters have an adapter, and what a policy with adapters is. A scalar head has none:
-it is small, and its own weights are trained. Does not know how adapters are trained or stored
+Knows which parameters have an adapter, and how base and adapters make a policy. A scalar head has
+none: it is small, and its own weights are trained. Does not know how adapters are trained or stored
 (`peft_adapter.py`).
 """
 
@@ -31,7 +31,7 @@ class Adapter:
     The leaves are float32 arrays, or shapes, axes or shardings in their place."""
 
     a: Any  # [rank, *in], or [experts, rank, in]
-    # [*out, rank], or [experts, out, rank]; a list with one b each where gate and up share a.
+    # [*out, rank], or [experts, out, rank]. If gate and up share a, a list with one b for each.
     b: Any
 
 
@@ -42,32 +42,32 @@ Adapters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Lora:
-    """What is fixed of a policy's adapters: which modules have one, their rank and alpha."""
+    """The constants of a policy's adapters: which modules have one, their rank and alpha."""
 
     policy: Policy
     rank: int
     alpha: float
     modules: tuple[str, ...]  # modules that have an adapter
-    # Whether the adapter that gate and up share has twice the rank at the same scale, as PEFT makes
-    # it where gate and up were two targets.
+    # Whether the adapter that gate and up share has twice the rank at the same scale. PEFT makes it
+    # so if gate and up were two targets.
     doubles_gate_up: bool = False
 
     @classmethod
     def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
-        """Finds the modules that the targets name. Raises UserError if a target matches no linear
-        layer.
+        """Returns adapters for the modules that `targets` choose. Raises UserError if a target
+        matches no linear layer.
 
         Args:
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
-            `gate.weight`. `all-linear` names every linear layer; in a model with experts, only
+            `gate.weight`. `all-linear` chooses every linear layer; in a model with experts, only
             the linear layers of attention.
         """
         return cls(policy, rank, alpha, targeted(policy, targets))
 
     @property
     def scale(self) -> float:
-        """The number by which the product b · a is multiplied."""
+        """The factor of the product b · a: alpha / rank."""
         return self.alpha / self.rank
 
     @property
@@ -82,7 +82,7 @@ class Lora:
 
     @property
     def active_weights(self) -> int:
-        """Number of weights that compute one token: of a stack, only the token's experts count."""
+        """Number of adapter weights that a token uses; of experts, only the token's count."""
         stacks = sum(_size(x) for name, x in self.unpadded.items() if is_stack(name))
         if not stacks:
             return self.num_weights
@@ -123,12 +123,12 @@ class Lora:
     def init(
         self, seed: int, shardings: Adapters | None = None, base: Params | None = None
     ) -> Adapters:
-        """Returns new adapters, with which the policy equals its base.
+        """Returns new adapters, which do not change the policy's outputs.
 
         a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5). b and padding are zero.
 
         Args:
-          base: the policy's parameters, whose scalar head is copied. None: the head is zero.
+          base: the policy's parameters, whose scalar head is copied, or None for a head of zeros.
         """
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
@@ -152,14 +152,14 @@ class Lora:
         def scaled(x: Array | AdaptedWeight) -> Array | AdaptedWeight:
             if not isinstance(x, AdaptedWeight):
                 return x
-            # Copies a: gate and up share it, and each of the two may be deleted by itself.
+            # A copy of a: gate and up share it, and each of their buffers may be deleted alone.
             return replace(x, a=jnp.copy(x.a), b=self.scale * x.b)
 
         return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)
 
     def beside_each(self, base: Any, adapters: Any) -> Any:
-        """Like `attach`, but leaves may also be shapes or shardings, and b is not multiplied by the
-        scale."""
+        """Returns the result of `attach` without the factor `scale` in b. Leaves may also be shapes
+        or shardings."""
 
         def paired(linear: Linear, weight: Any) -> Any:
             adapter = adapters.get(linear.module)
@@ -172,15 +172,13 @@ class Lora:
 
     @property
     def factors(self) -> Any:
-        """A tree of numbers: `attach` returns what `beside_each` returns, multiplied by them."""
+        """The factors, one for each array, by which `attach` multiplies those of `beside_each`."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
         factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
-        """Returns the policy `kept` with the adapters' shapes added to those of its weights.
-
-        `kept` is this policy in some weight format."""
+        """Returns `kept`, this policy in some weight format, with the adapters' shapes added."""
         shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
         return replace(kept, abstract_params=shapes)
 
@@ -196,8 +194,8 @@ class Lora:
         return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
-        """Makes each module's adapter by `describe`, from the leaves of `tree` for its weights. The
-        leaves of a scalar head are taken as they are."""
+        """Returns each module's adapter, made by `describe` from the leaf of `tree` for its weight,
+        and the unchanged leaves of a scalar head."""
         chosen, made = set(self.modules), Adapters()
         for linear, leaf in self._described(tree):
             if linear.module not in chosen:
@@ -220,7 +218,7 @@ class Lora:
 
 
 def _new(like: Adapter, init: Initializer, placed: Adapter, key: Array, number: int) -> Adapter:
-    """Makes an adapter whose a is initialized by `init`, and whose b is zero."""
+    """Returns an adapter whose a is initialized by `init`, and whose b is zero."""
     likes, tree = jax.tree.flatten(like.b)
     places = jax.tree.leaves(placed.b) or [None] * len(likes)
     b = (
@@ -236,15 +234,17 @@ def _is_shape(node: object) -> bool:
 
 
 def _size(adapter: Adapter) -> int:
-    """Number of weights of an adapter whose leaves are shapes."""
+    """Returns the number of weights of an adapter whose leaves are shapes."""
     return sum(map(math.prod, jax.tree.leaves(adapter, is_leaf=_is_shape)))
 
 
 @lru_cache
 def _uniform(num_in: int, num_stack: int) -> Initializer:
-    """Uniform in ±1/√fan_in. Equal arguments give the same object, so each shape compiles once.
+    """Returns an initializer that draws uniformly from ±1/√fan_in. It is cached, so that each shape
+    compiles once.
 
     Args:
+      num_in: number of trailing dimensions that are inputs.
       num_stack: number of leading dimensions for experts.
     """
     into, stack = tuple(range(-num_in, 0)), tuple(range(num_stack))

@@ -35,11 +35,11 @@ def param(
     *,
     contracted: int = 0,
 ) -> nnx.Param:
-    """Makes a parameter that carries its axis names and initializer.
+    """Returns a new parameter with its axis names and initializer as metadata.
 
     Args:
-      contracted: number of trailing dimensions that a linear layer sums over; such a weight may be
-        quantized. 0: the parameter is not such a weight.
+      contracted: number of trailing dimensions that a linear layer sums over, or 0 if this is not
+        the weight of a linear layer. Only such weights may be quantized.
     """
     value = init(keys.next(), shape, jnp.float32)
     return nnx.Param(value, axes=axes, init=init, contracted=contracted)
@@ -51,25 +51,24 @@ zeros = jax.nn.initializers.zeros
 
 @lru_cache
 def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
-    """Normal values of standard deviation 1/√(fan_in · num_residuals).
+    """Returns an initializer for normal values of standard deviation 1/√(fan_in · num_residuals).
 
-    Sums over the inputs, and over layers that write to the residual stream, begin at unit scale.
-    Equal arguments give the same object, so that equal configurations make equal trees."""
+    Sums over the inputs, and over layers that write to the residual stream, then start at unit
+    scale. The initializer is cached, so that equal configurations make equal trees."""
     return jax.nn.initializers.normal((fan_in * num_residuals) ** -0.5)
 
 
 @lru_cache
 def orthonormal(scale: float) -> Initializer:
-    """A random matrix whose rows, or columns if these are fewer, are orthogonal and of length
-    `scale`. Equal arguments give the same object."""
+    """Returns a cached initializer for random matrices. Their rows, or columns if these are fewer,
+    are orthogonal and of length `scale`."""
     return jax.nn.initializers.orthogonal(scale)
 
 
 @lru_cache
 def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
-    """Initializes the part of shape `unpadded` by `init`, and the padding behind it with zeros.
-
-    Equal arguments give the same object."""
+    """Returns a cached initializer that fills the part of shape `unpadded` by `init`, and the
+    padding after it with zeros."""
 
     def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         if shape == unpadded:

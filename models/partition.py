@@ -1,10 +1,10 @@
-"""The interface by which a model handles how its arrays are split, by axis name alone.
+"""The interface through which a model's arrays are split over devices, by axis names alone.
 
-The same model code runs in two ways. Under automatic sharding every array is whole and the
+The same model code runs in two ways. Under automatic sharding every array is whole, and the
 compiler inserts the communication (`Partition` or a subclass that adds constraints). Inside
-`shard_map` every array is this device's shard: the model reads sizes from its arrays, and calls
-`sum` where a contraction over a split axis has left a partial sum. `Layout` maps axis names to mesh
-axes; the model does not know them.
+`shard_map` every array is this device's shard. The model then reads sizes from its arrays, and
+calls `sum` after a contraction over a split axis. `Layout` maps axis names to mesh axes, which the
+model does not know.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ Names = tuple[str | None, ...]  # axis names of an array's dimensions
 
 
 class Rows(NamedTuple):
-    """Tokens on their way to their experts. Layouts split the first dimension, as `batch`."""
+    """Tokens to be computed by experts. Layouts split the first dimension as the axis `batch`."""
 
-    x: Any  # [rows, length, embed]
-    chosen: Any  # int[rows, length, k]: experts; below 0: none
-    weights: Any  # [rows, length, k], weight of each expert's output
+    x: Any  # the experts' inputs, [rows, length, embed]
+    chosen: Any  # numbers of each token's experts, int[rows, length, k]; below 0: no expert
+    weights: Any  # weight of each chosen expert's output, [rows, length, k]
 
 
 # (rows, some experts' weights, number of the first of these experts) -> their weighted outputs
@@ -39,16 +39,16 @@ class Partition:
 
     @property
     def kernels(self) -> Kernels:
-        """Which kernels compute attention and experts on the devices."""
+        """The kernels that compute attention and experts on the devices."""
         return ANYWHERE
 
     def sum(self, x: Array, *axes: str) -> Array:
-        """Adds the partial sums left by a contraction over the named axes."""
+        """Returns the total of partial sums that a contraction over the named axes has left."""
         del axes
         return x
 
     def gather(self, x: Array, axis: str) -> Array:
-        """Concatenates the shards of the last dimension, which carries `axis`."""
+        """Returns x whole along its last dimension, whose axis name is `axis` (all-gather)."""
         del axis
         return x
 
@@ -58,12 +58,12 @@ class Partition:
         return 0
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """Fixes how an activation is split: by one axis name, or None, for each dimension."""
+        """Returns an activation split as given: one axis name, or None, for each dimension."""
         del axes
         return x
 
     def look_up(self, table: Array, ids: Array) -> Array:
-        """Returns the rows [rows, length, embed] of a table [vocab, embed]."""
+        """Returns the rows of a table [vocab, embed] for token `ids`, as [rows, length, embed]."""
         return jnp.take(table, ids, axis=0)
 
     def on_shards(
@@ -72,7 +72,7 @@ class Partition:
         inputs: Sequence[tuple[Array, Names]],
         output: Names,
     ) -> Array:
-        """Applies `function`, which needs no communication, to each device's shards.
+        """Returns the result of `function`, applied to each device's shards without communication.
 
         This is for kernels, which compilers cannot split.
 
@@ -88,6 +88,6 @@ class Partition:
 
         Args:
           compute: computes the outputs of the experts that a device holds.
-          experts: arrays whose first dimension is `expert`.
+          experts: the experts' weights; the first dimension has the axis name `expert`.
         """
         return compute(rows, experts, 0)

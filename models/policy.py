@@ -21,13 +21,13 @@ from pat_jax.models.weight_formats import (
     stored,
 )
 
-# A pytree of arrays, one leaf per parameter; several for one that is quantized or has an adapter.
+# A pytree of arrays, one for each parameter; a quantized or adapted parameter has several.
 Params = nnx.State
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A model without its parameters, which functions take beside it as a pytree of arrays."""
+    """A model without its parameters, which functions take as a separate pytree of arrays."""
 
     config: ModelConfig
     definition: nnx.GraphDef
@@ -58,7 +58,7 @@ class Policy:
     ) -> Params:
         """Returns random parameters, each computed on the devices that hold it.
 
-        One small program runs for each shape: one large program for all takes minutes to compile.
+        Parameters of equal shape share a small program: one for all takes minutes to compile.
         """
         variables, tree = jax.tree.flatten(self.abstract_params, is_leaf=_is_variable)
         placed = [None] * len(variables)
@@ -103,7 +103,7 @@ class Policy:
         return jax.tree.map(kept, self.abstract_params, is_leaf=is_quantized)
 
     def store(self, params: Params, dtype: jnp.dtype) -> Params:
-        """Converts float32 parameters to this policy's format: to `dtype`, or quantized."""
+        """Returns float32 parameters in this policy's weight format: in `dtype`, or quantized."""
         return jax.tree.map(
             lambda like, x: stored(x, like, dtype),
             self.abstract_params,

@@ -11,14 +11,14 @@ from jax import checkpoint_policies as policies
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-NONE = "none"  # no rematerialization: all that a backward pass reads is kept
-# The output of attention and its sums of exponentials: with both, the kernel's backward pass needs
-# no forward pass.
+NONE = "none"  # no rematerialization: every value that a backward pass reads is kept
+# The name of attention's output and of its sums of exponentials. If both are kept, the kernel's
+# backward pass needs no forward pass.
 ATTENTION = "attention"
-# The experts that a router chose: a recomputed choice might differ.
+# The name of the experts that a router chose. They are kept: a recomputed choice might differ.
 ROUTER = "router"
 
-# What is kept of a layer beside its input; each policy keeps what the one before keeps, and more.
+# What is kept of a layer in addition to its input; each policy keeps more than the one before.
 POLICIES: dict[str, Callable[..., Any]] = {
     "full": policies.save_only_these_names(ROUTER),
     "attention": policies.save_only_these_names(ATTENTION, ROUTER),
@@ -34,8 +34,8 @@ def rematerialized(function: Callable, remat: str) -> Callable:
 
     Args:
       remat: `none` keeps all values; `full` keeps the arguments and a router's choice; `attention`
-        also keeps what `kept_of_attention` names; `dots` also keeps every product with a weight,
-        whose operands share no batch dimension.
+        also keeps attention's output and sums; `dots` also keeps every product with a weight (one
+        whose operands share no batch dimension).
 
     Reference: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
     """
@@ -43,10 +43,10 @@ def rematerialized(function: Callable, remat: str) -> Callable:
 
 
 def kept_of_attention(out: Array, sums: Array) -> tuple[Array, Array]:
-    """Names both arrays `ATTENTION` for the policies; called by the forward rule of a kernel."""
+    """Returns both arrays with the name `ATTENTION`; a kernel's forward rule calls this."""
     return checkpoint_name(out, ATTENTION), checkpoint_name(sums, ATTENTION)
 
 
 def kept_of_router(experts: Array) -> Array:
-    """Names the array `ROUTER` for the policies."""
+    """Returns the array with the name `ROUTER`."""
     return checkpoint_name(experts, ROUTER)

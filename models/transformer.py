@@ -30,7 +30,7 @@ from pat_jax.models.partition import Partition
 from pat_jax.models.rematerialization import NONE, rematerialized
 
 OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
-# (a layer, its input, its cache) -> (its output, its cache, what its router returned)
+# A function (a layer, its input, its cache) -> (its output, its cache, its router's choices).
 RunLayer = Callable[[OfLayer, Array, Any], tuple[Array, Any, Routed | None]]
 
 
@@ -84,10 +84,10 @@ class Layer(nnx.Module):
 class Output(NamedTuple):
     """The output of a transformer."""
 
-    hidden: Float[Array, "rows length embed"]  # after the final norm
+    hidden: Float[Array, "rows length embed"]  # hidden states after the final norm
     cache: tuple[Any, ...] | None  # each layer's cache, with the tokens of this call written
-    # For the layers that have experts, in their order: `experts` is int16[rows, length, layers, k],
-    # sums have the layers as first dimension, `margin` is float32[rows, length, layers].
+    # The routers' choices, for the layers with experts in order. `experts` is int16[rows, length,
+    # layers, k], `margin` float32[rows, length, layers]; sums have the layers as first dimension.
     routed: Routed
 
 
@@ -124,14 +124,14 @@ class Transformer(nnx.Module):
 
         Args:
           tokens: token ids; an id below 0 is padding, and no expert computes it.
-          positions: positions in the sequence. Without a cache, 0 begins a sequence, and a token
-            sees those before it in its own sequence. With a cache, it sees everything in its row up
-            to its own position.
+          positions: each token's position in its sequence. Without a cache, 0 begins a sequence,
+            and a token sees its own sequence up to itself. With a cache, it sees all tokens in its
+            row up to its own position.
           recorded: the experts of each token in the layers that have experts, NOT_RECORDED where
-            the routers choose; None: the routers choose everywhere.
-          remat: what the backward pass keeps of each layer (`rematerialization.py`).
-          scan_layers: without a cache, run the layers as a loop (`layer_loop.py`).
-          depth: run only this many first layers; None: all.
+            the routers choose, or None if the routers choose everywhere.
+          remat: which values of each layer the backward pass keeps (`rematerialization.py`).
+          scan_layers: whether layers run as a loop if there is no cache (`layer_loop.py`).
+          depth: number of first layers to run, or None for all.
         """
         partition = partition or Partition()
         x = self._embed(tokens, partition).astype(dtype)
@@ -174,7 +174,7 @@ class Transformer(nnx.Module):
         ]
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
-        """Embeds tokens; ids outside the vocabulary, which a draft model may get, become zeros."""
+        """Returns embeddings; zeros for ids outside the vocabulary, which a draft model may get."""
         with jax.named_scope("embed"):
             table = self.embedding[...]
             local = tokens - partition.shard_index("vocab") * table.shape[0]
@@ -185,7 +185,7 @@ class Transformer(nnx.Module):
 
     @property
     def scalar_head(self) -> tuple[Array, Array | None]:
-        """The weights [1, embed] and the bias [1] of a scalar head; None: it has no bias."""
+        """The weights [1, embed] of a scalar head, and its bias [1] or None."""
         return self.score[...], self.score_bias[...] if self.config.head_bias else None
 
     @property
@@ -222,8 +222,8 @@ def values(
 def _without_caches(
     run: RunLayer, layers: Sequence[OfLayer], x: Array, *, is_loop: bool
 ) -> tuple[Array, Sequence[Routed | None]]:
-    """Runs the layers, in a compiled loop or unrolled. Returns the last layer's output, and what
-    each layer's router returned (None: it has none)."""
+    """Runs the layers, in a compiled loop or unrolled. Returns the last layer's output, and each
+    layer's routing (None for a layer without a router)."""
 
     def one(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
         x, _, of_layer = run(layer, x, None)
@@ -236,7 +236,7 @@ def _with_caches(
     run: RunLayer, layers: Sequence[OfLayer], x: Array, caches: Sequence[Cache]
 ) -> tuple[Array, tuple[Any, ...], list[Routed | None]]:
     """Runs the layers, which write to their caches. Returns the last layer's output, the new caches
-    and what each layer's router returned (None: it has none)."""
+    and each layer's routing (None for a layer without a router)."""
     written, routed = [], []
     for layer, cache in zip(layers, caches, strict=True):
         x, cache_after, of_layer = run(layer, x, cache)
@@ -246,7 +246,7 @@ def _with_caches(
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
-    """Stacks what the routers of all layers returned for tokens of this `shape`, [rows, length]."""
+    """Returns the routing of all layers, stacked, for tokens of this `shape` [rows, length]."""
     if not routed:
         none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
         return Routed(none, sums, sums, jnp.zeros(0), jnp.zeros((*shape, 0)))
@@ -270,7 +270,7 @@ def _run_layer(
     partition: Partition,
     remat: str,
 ) -> tuple[Array, Cache | None, Routed | None]:
-    """Runs a layer. Layers with equal shapes share one trace and one lowering of this function."""
+    """Runs a layer. Layers of equal shapes share one trace and one lowering of this function."""
 
     def run(
         params: nnx.State, x: Array, cache: Cache | None, recorded: Array | None

@@ -1,9 +1,9 @@
 """Eight-bit weights for the rollout's copy of a policy.
 
-Weight-only quantization of linear layers keeps values in int8 or float8_e4m3fn and one float32
-scale per output. A weight is values · scale, and a product x · valuesᵀ is scaled once, after its
-sum. All inputs of an output share its scale, so where a layout splits the inputs, the partial sums
-on all shards have the same scale.
+Linear layers are quantized weight-only: values are int8 or float8_e4m3fn, with one float32 scale
+per output. A weight is values · scale, and a product x · valuesᵀ is scaled once, after its sum. All
+inputs of an output share its scale. So if a layout splits the inputs, the partial sums on all
+shards have the same scale.
 
 The embedding and the output head are not quantized, as in vLLM, SGLang and torchao: errors of the
 head are errors of the logits, and an embedding lookup reads little. Norms and biases are not
@@ -28,7 +28,7 @@ _DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 
 @pytree_dataclass
 class QuantizedWeight:
-    """values · scale. Both leaves may also be shapes, axis names or shardings instead of arrays."""
+    """The weight values · scale. Both may also be shapes, axis names or shardings, not arrays."""
 
     values: Num[Array, "..."]  # [*out, *in]
     scale: Float[Array, "..."]  # [*out]
@@ -41,11 +41,11 @@ class QuantizedWeight:
 def abstract_weight(
     shape: tuple[int, ...], contracted: int, weights: WeightFormat
 ) -> jax.ShapeDtypeStruct | QuantizedWeight:
-    """Returns the shape of a parameter kept in the format `weights`; float32 if not quantized.
+    """Returns the shape of a parameter in the format `weights`; float32 if it is not quantized.
 
     Args:
-      contracted: number of trailing dimensions that a linear layer sums over; 0: the parameter is
-        not the weight of a linear layer, and is not quantized.
+      contracted: number of trailing dimensions that a linear layer sums over, or 0 for a parameter
+        that is not the weight of a linear layer and not quantized.
     """
     if weights == "auto" or not contracted:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -55,7 +55,7 @@ def abstract_weight(
 
 
 def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWeight:
-    """Quantizes a weight[*out, *in] to the nearest values.
+    """Returns a weight [*out, *in] quantized to the nearest values, in the shapes of `like`.
 
     Scales map each output's largest magnitude to the format's largest value. The error is at most
     half a step: scale / 2 in int8, 1/16 of a weight (or scale / 1024) in fp8. Only maxima and
@@ -78,9 +78,8 @@ def stored(
     like: jax.ShapeDtypeStruct | QuantizedWeight,
     dtype: jnp.dtype,
 ) -> Array | QuantizedWeight:
-    """Converts a float32 parameter to the format it is kept in: `dtype`, or quantized like `like`.
-
-    A parameter that is already quantized is returned unchanged."""
+    """Returns a float32 parameter in the format of `like`: in `dtype`, or quantized. One that is
+    already quantized is returned unchanged."""
     if isinstance(weight, QuantizedWeight):
         return weight
     return quantize(weight, like) if isinstance(like, QuantizedWeight) else weight.astype(dtype)

@@ -1,10 +1,10 @@
 """The KV cache during one decode burst: each row's pages as one contiguous copy.
 
 Gathering a row's pages costs as much as attending over them, so a burst gathers them once. New
-tokens fill the columns from the last one down: column -1 - c takes the token of step c of every
-row, in one update for all rows. A row has at least as many free columns as it gets new tokens, so
-these overwrite nothing. Softmax does not depend on the order of the keys. When the burst ends, its
-tokens are copied to the pages. Back ends use this form where no kernel reads pages in place.
+tokens fill the copy from its end: decode step c writes the tokens of all rows to column -1 - c in
+one update. A row has at least as many free columns as it gets new tokens, so none is overwritten.
+Softmax does not depend on the order of the keys. When the burst ends, its tokens are copied to the
+pages. This form is used where no kernel reads pages in place.
 """
 
 import functools
@@ -30,12 +30,12 @@ class BurstLayer:
     # Keys are transposed: XLA:CPU then multiplies them with queries in as little as half the time.
     keys: Float[Array, "rows*kv_heads head_dim length"]
     values: Float[Array, "rows*kv_heads length head_dim"]
-    start: Int[Array, " rows"]  # number of tokens in the pages; position of the first new token
-    steps: int  # number of columns, counted from the last, that new tokens may take
+    start: Int[Array, " rows"]  # number of a row's tokens in its pages: the first new position
+    steps: int  # number of last columns that new tokens may take
 
     @classmethod
     def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
-        """Gathers the pages before a burst of at most `steps` steps.
+        """Returns a copy of the rows' pages, for a burst of at most `steps` decode steps.
 
         Row r's first query will be at position `start[r]`. The layer's table must have pages for
         all tokens that a row has at the end of the burst.
@@ -53,8 +53,8 @@ class BurstLayer:
     ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
         """Implements `LayerCache.attend` for one token per row.
 
-        Finished rows keep their position, and their output is meaningless. All other rows have
-        taken the same number of steps since `begin`, so they write to the same column.
+        Finished rows keep their position; their output must not be used. All other rows have taken
+        the same number of steps since `begin`, so they write to the same column.
         """
         del kernels  # no kernel reads contiguous rows
         step = jnp.max(positions[:, 0] - self.start)
@@ -87,7 +87,7 @@ class BurstLayer:
         return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
-        """Copies each row's new tokens, `start[r]` … `positions[r] - 1`, to the pages."""
+        """Returns `layer` with the new tokens `start[r]` … `positions[r] - 1` of each row r."""
 
         def write(pool: Array, newest_first: Array) -> Array:
             tail = jnp.flip(newest_first, axis=1)
@@ -106,7 +106,7 @@ def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
 
 @jax.jit  # traced and lowered once for keys, values and all layers
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
-    """Reads each page, puts the new tokens in and writes the page back."""
+    """Returns the pool with the new tokens in their pages."""
     page_size, (rows, _, steps, _) = pool.shape[2], tail.shape
     pages_per_row = (steps + page_size - 2) // page_size + 1  # a burst may begin anywhere in a page
     padded = jnp.pad(tail, ((0, 0), (0, 0), (page_size, page_size * pages_per_row), (0, 0)))

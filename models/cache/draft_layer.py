@@ -27,13 +27,13 @@ from pat_jax.models.layers import MASKED, sees
 
 
 class Line(NamedTuple):
-    """One step's tokens of all rows, concatenated. `tokens` counts the places of the line, `turns`
-    the most tokens of a row."""
+    """One step's tokens of all rows, concatenated. In the shapes, `tokens` is the number of entries
+    of the line, and `turns` the largest number of tokens of a row."""
 
     row: Int[Array, " tokens"]
-    is_taken: Bool[Array, " tokens"]  # whether this place of the line holds a token
+    is_taken: Bool[Array, " tokens"]  # whether this entry of the line holds a token
     turn: Int[Array, " tokens"]  # each token's index among the tokens of its row, from 0
-    place: Int[Array, "rows turns"]  # where in the line; arbitrary for tokens that a row lacks
+    place: Int[Array, "rows turns"]  # each token's index in the line; any, where a row has fewer
     start: Int[Array, " rows"]  # position of each row's first token
     # Number of draft tokens in the trunk; later ones are the branch. None: no row has a branch.
     trunk: Int[Array, " rows"] | None = None
@@ -46,8 +46,8 @@ class Line(NamedTuple):
 
     @property
     def turns(self) -> Int[Array, " turns"]:
-        """All values of `turn`. Where a row has fewer tokens, what is written for the others is
-        never read."""
+        """All values of `turn`, 0 … most tokens of a row - 1. What is written for tokens that a row
+        lacks is never read."""
         return jnp.arange(self.place.shape[1])
 
     @property
@@ -69,7 +69,7 @@ class Line(NamedTuple):
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
-        """Returns an order of each row's draft tokens: if `taken`, the branch first; else as is."""
+        """Returns an order of each row's draft tokens: if `taken`, the branch comes first."""
         assert self.trunk is not None, "a line with branches"
         draft = self.place.shape[1] - 1
         return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
@@ -96,8 +96,8 @@ class DraftPages(NamedTuple):
         kernels: Kernels,
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """Implements `LayerCache.attend` for all rows in one line."""
-        del positions  # the line knows where tokens are
-        # Places without a token write to NULL_PAGE.
+        del positions  # `line` has them
+        # Entries without a token write to NULL_PAGE.
         of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
         each = PagedLayer(self.keys, self.values, of_token)
         keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
@@ -132,7 +132,8 @@ class DraftCopy:
         """Copies the pages of all rows.
 
         Args:
-          turns: the most tokens that a row has in a step; it may write this far past its table.
+          turns: largest number of tokens of a row in a step. A row may write so many tokens past
+            the last page in its table.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         behind = ((0, 0), (0, turns), (0, 0))
@@ -145,9 +146,8 @@ class DraftCopy:
         stop: Int[Array, " rows"],
         most: int,
     ) -> PagedLayer:
-        """Copies each row's new tokens, `start[r]` … `stop[r] - 1`, to the pages.
-
-        A row has at most `most` of them."""
+        """Returns `layer` with the new tokens `start[r]` … `stop[r] - 1` of each row r, at most
+        `most` of a row."""
         keys = _write_pages(layer.keys, self.keys, layer.table, start, stop, most=most, turned=True)
         values = _write_pages(
             layer.values, self.values, layer.table, start, stop, most=most, turned=False
@@ -242,7 +242,7 @@ def _put(rows: Array, new: Float[Array, "rows kv_heads *chunk"], at: Array, axis
 def _write_pages(
     pool: Array, rows: Array, table: Array, start: Array, stop: Array, *, most: int, turned: bool
 ) -> Array:
-    """Reads each page, puts the new tokens in and writes the page back."""
+    """Returns the pool with the new tokens in their pages."""
     _, heads, size, dim = pool.shape
     pages_per_row = (most + size - 2) // size + 1  # a burst may begin anywhere in a page
 

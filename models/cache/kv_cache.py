@@ -13,7 +13,7 @@ KV_AXES = ("pages", "kv_heads", None, None)
 
 
 class LayerCache(Protocol):
-    """The keys and values of one layer. The model needs only `attend` of any cache."""
+    """The keys and values of one layer. The model calls only `attend`."""
 
     def attend(
         self,
@@ -23,8 +23,8 @@ class LayerCache(Protocol):
         positions: Int[Array, "rows length"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
-        """Stores the keys and values of consecutive tokens, then attends.
+        """Stores the keys and values of consecutive tokens, then computes attention.
 
-        Each query sees everything in its row up to its own position.
+        Each query sees all keys in its row up to its own position.
         """
         ...

@@ -34,8 +34,8 @@ class PageKernels(NamedTuple):
     """The attention kernels of one platform."""
 
     decode: Callable[..., Array]
-    blocks: Callable[..., Array]  # for prefill and for verification
-    fits: Callable[[int, int], bool]  # whether both kernels take a page size and head dimension
+    blocks: Callable[..., Array]  # for prefill and for verifying drafts
+    fits: Callable[[int, int], bool]  # whether both kernels support a page size and head dimension
 
 
 _ON_GPU = PageKernels(attend_on_gpu, attend_blocks_on_gpu, fits_gpu)
@@ -52,7 +52,7 @@ KERNELS: Mapping[str, PageKernels] = {
 
 
 def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
-    """Whether a decode step reads only the tokens of each row, not all pages in its table."""
+    """Whether a decode step reads only each row's tokens, not all pages in the row's table."""
     return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
 
 
@@ -81,8 +81,8 @@ class PagedLayer(NamedTuple):
         """Implements `LayerCache.attend`.
 
         All rows write before any row attends, so several blocks of one sequence may be rows of one
-        call. The caller ensures that a row's new tokens lie within one page. Pages are gathered
-        where the platform's kernel does not support the shapes.
+        call. The caller ensures that a row's new tokens lie within one page. Without a kernel for
+        these shapes, pages are gathered.
         """
         cache = self.write(keys, values, positions[:, 0])
         way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
@@ -97,11 +97,11 @@ class PagedLayer(NamedTuple):
         *,
         trunk: Int[Array, " rows"] | None = None,
     ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-        """Attends to the cache; row r's first query is at position `start[r]`.
+        """Returns attention to the cached tokens; row r's first query is at position `start[r]`.
 
         Args:
-          way: the entry of `kernels` that applies: `decode`, `prefill` or `verify`.
-          trunk: for rows that branch, see `layers.sees`.
+          way: the value of `kernels.decode`, `.prefill` or `.verify`, whichever applies.
+          trunk: number of draft tokens before a row's branch, see `layers.sees`.
         """
         is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
         if queries.shape[1] > 1:
@@ -111,7 +111,7 @@ class PagedLayer(NamedTuple):
         return one(queries[:, 0], *self, self._to_read(start))[:, None]
 
     def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
-        """Number of tokens that each row attends to; 1 for a row without pages."""
+        """Returns the number of tokens that each row attends to; 1 for a row without pages."""
         # The position of a row that finished within a burst may be behind its last page.
         most = self.table.shape[1] * self.page_size
         return jnp.where(self.table[:, 0] == NULL_PAGE, 1, jnp.minimum(position + 1, most))
@@ -151,7 +151,8 @@ class PagedLayer(NamedTuple):
         return keys[:, None], values[:, None]
 
     def _place(self, position: Int[Array, " rows"]) -> tuple[Int[Array, " rows"], Array]:
-        """Page, and offset in it, of one token per row; NULL_PAGE if the row's table lacks it."""
+        """Returns the page that holds one token of each row, and the token's offset in it. The page
+        is NULL_PAGE if the row's table has no page for the token."""
         index = (position // self.page_size)[:, None]
         pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)
         return pages[:, 0], position % self.page_size

@@ -25,7 +25,7 @@ CONFIG_FILE = "config.json"
 _FULL_ATTENTION = "full_attention"  # the one supported type of layers
 _LABEL = "LABEL_0"  # transformers' name of the only label
 
-# Fields that change what is computed, with the one value that is implemented, also the default.
+# Fields that change what is computed, with the only implemented value, which is also the default.
 _ONLY_VALUES: Mapping[str, object] = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -52,13 +52,13 @@ _OF_EVERY_MODEL: Mapping[str, object] = {
 
 def read_config(directory: str | Path, head: Head | None = None) -> ModelConfig:
     """Returns the model that `directory/config.json` describes. Raises UserError if the file is
-    missing or damaged, or describes an unsupported model, or one with a scalar head where `head` is
+    missing or damaged, if the model is not supported, or if it has a scalar head but `head` is
     `vocab`.
 
     Args:
       head: the head that the model is to have: `vocab` to generate, `scalar` for a reward model or
-        critic. A checkpoint with a vocabulary head may become a model with a scalar head, which
-        begins with its layers and a head of zeros without bias. None: the checkpoint's own head.
+        critic, or None for the checkpoint's own head. If the checkpoint has a vocabulary head, a
+        new scalar head of zeros without bias replaces it.
     """
     fields = _read_fields(Path(directory) / CONFIG_FILE)
     stored = read_class(fields, head)
@@ -140,7 +140,8 @@ def _heads(fields: Fields, family: Family) -> tuple[int, int, int]:
 
 
 def _rope(fields: Fields, family: Family) -> tuple[float, RopeScaling | None]:
-    """Reads `rope_scaling` and `rope_theta`, or the `rope_parameters` that replaced both."""
+    """Returns the base and the scaling of rotary positions, from `rope_theta` and `rope_scaling` or
+    from `rope_parameters`, which replaced both."""
     theta = fields.number("rope_theta", family.rope_theta)
     names = [
         x for x in ("rope_scaling", "rope_parameters") if fields.has(x) and fields.values[x] != {}

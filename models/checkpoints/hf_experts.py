@@ -37,7 +37,8 @@ def _latent_dim(fields: Fields) -> int:
 
 
 def _num_experts(fields: Fields) -> int:
-    """Qwen3 uses the first name of `_COUNTS`; transformers 5 writes the second for every family."""
+    """Returns the number of experts. Qwen3 uses the first name of `_COUNTS`; transformers 5 writes
+    the second for every family."""
     first, second = _COUNTS
     if not fields.has(second):
         return fields.integer(first)
@@ -48,7 +49,8 @@ def _num_experts(fields: Fields) -> int:
 
 
 def _dense_layers(fields: Fields) -> tuple[int, ...]:
-    """Layers without experts: `mlp_only_layers`, and all except each `decoder_sparse_step`-th."""
+    """Returns the layers without experts: those in `mlp_only_layers`, and all that are not every
+    `decoder_sparse_step`-th."""
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     step = fields.integer("decoder_sparse_step", 1)
     named = fields.values["mlp_only_layers"] if fields.has("mlp_only_layers") else []

@@ -76,14 +76,14 @@ def export(
 ) -> None:
     """Writes config.json and safetensors in `dtype`; the directory appears once it is complete.
 
-    Adapters are merged into their weights, one at a time. Host memory peaks at about two tensors;
-    each expert has its own tensor. If there are several processes, one calls this, and the others
-    must call `attend`.
+    Adapters are merged into their weights, one at a time. The host holds about two tensors at once;
+    each expert has its own tensor. If there are several processes, one calls this function, and
+    the others must call `attend`.
 
     Args:
       tokenizer_dir: the checkpoint or tokenizer directory that the run started from. Its tokenizer
         files and generation_config.json are copied, and special token ids of its config.json kept.
-      padding: id and text of the padding token to write in these files; empty text: it has none.
+      padding: id and text of the padding token to write in these files; "" if it has no text.
 
     Raises:
       UserError: see `check_export`.
@@ -113,12 +113,12 @@ def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
 
 @dataclass(frozen=True)
 class _Stored:
-    """One tensor of a file, and the array that it is written from."""
+    """One tensor to write, and the array that holds its values."""
 
     name: str
     tensor: HFTensor
     array: jax.Array | AdaptedWeight
-    expert: int | None  # the expert whose part of the array is written; None: the whole array
+    expert: int | None  # the expert whose part of the array is written, or None for the whole array
 
     @property
     def shape(self) -> tuple[int, ...]:

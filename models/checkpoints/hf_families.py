@@ -13,11 +13,11 @@ from pat_jax.models.config import Head, ModelConfig
 @dataclass(frozen=True)
 class Family:
     model_type: str  # `model_type` in config.json, `architecture` in ModelConfig
-    prefix: str  # beginning of its classes' names
+    prefix: str  # beginning of the names of this family's classes
     attention_bias: bool = False
     qk_norm: bool = False
     has_experts: bool = False
-    norm_eps: float = 1e-6  # this and `rope_theta`: defaults of fields in config.json
+    norm_eps: float = 1e-6  # default if config.json lacks the field, as is `rope_theta`
     rope_theta: float = 10_000.0
 
 
@@ -25,7 +25,7 @@ class Family:
 class HeadClass:
     """The kind of head that classes of transformers with this suffix have."""
 
-    suffix: str  # of the class's name
+    suffix: str  # end of the classes' names
     head: Head
     has_bias: bool = False
 
@@ -72,10 +72,10 @@ def class_of(config: ModelConfig) -> HFClass:
 
 def read_class(fields: Fields, head: Head | None) -> HFClass:
     """Returns the class of the model that config.json describes. Raises UserError if the class is
-    unknown, has more labels than one, or has a scalar head where one over the vocabulary is needed.
+    unknown or has several labels, or if it has a scalar head but `head` is `vocab`.
 
     Args:
-      head: the head that the model is to have. None: either.
+      head: the head that the model is to have, or None if either will do.
     """
     found = _named_class(fields, head)
     if found.of_head.head == "scalar":
@@ -107,7 +107,7 @@ def _named_class(fields: Fields, head: Head | None) -> HFClass:
 
 
 def _check_labels(fields: Fields) -> None:
-    """Refuses all numbers of labels except one. transformers counts the names in `id2label`."""
+    """Raises UserError unless the model has one label. transformers counts those in `id2label`."""
     advice = "choose a checkpoint with one"
     if fields.has("id2label") and len(fields.section("id2label").values) != 1:
         raise fields.error("id2label", _LABELS, advice)

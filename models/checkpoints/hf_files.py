@@ -18,7 +18,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _FORMATS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
-_MOST_TOLD = 3  # most names that a message lists
+_MOST_TOLD = 3  # largest number of tensor names in a message
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 # Names of a shard's or a head's file; and of tensors in layers, adapters and optimizer states.
 _PART = re.compile(r"(pytorch_)?model[-_]\d.*|((lm|v|value|reward)[-_])?head|score|classifier")
@@ -34,11 +34,11 @@ class CheckpointFiles:
     stale: Mapping[str, str]  # entries of the index (tensor: file) whose file lacks the tensor
 
     def spare(self, known: Set[str]) -> tuple[Tensors, Tensors]:
-        """Returns the directory's other tensors: those that belong to this checkpoint; the rest.
+        """Returns the tensors that are not in `named`: those of this checkpoint, and all others.
 
-        A further file belongs to it if its name says so, and all its tensors are `known` or may be
-        a head. A file that repeats a tensor of `named` is another version of the checkpoint. A
-        tensor that two files have is in the rest, since nothing says which one is right.
+        A further file belongs to this checkpoint if its name says so, and if all its tensors are
+        `known` or may be a head. A file that repeats a tensor of `named` is another version of the
+        checkpoint. A tensor that is in two files is among the others: either may be wrong.
         """
         files, names = ({getattr(x, y) for x in self.named.values()} for y in ("path", "name"))
         parts, others, twice = Tensors(), Tensors(), set[str]()
@@ -60,15 +60,15 @@ def unused(tensors: Tensors, known: Set[str]) -> Tensors:
 
 
 def told(tensors: Tensors, name: str = "") -> str:
-    """Lists a few tensors for a message; first those whose names in the files end with `name`."""
+    """Returns words that list a few tensors, first those whose names end with `name`."""
     few = sorted(tensors.values(), key=lambda x: (not x.name.endswith(name), x.name))[:_MOST_TOLD]
     words = ", ".join(f"'{x.name}' with shape {list(x.shape)} in {x.path.name}" for x in few)
     return f"{words} and {len(tensors) - len(few):,} more" if len(tensors) > len(few) else words
 
 
 def find_tensors(directory: Path) -> CheckpointFiles:
-    """Returns the tensors of `model.safetensors`, else those that the index lists. Raises UserError
-    if there is neither file, or a file is missing or damaged."""
+    """Returns the tensors of `model.safetensors` or, without this file, those that the index lists.
+    Raises UserError if both are missing, or if a listed file is missing or damaged."""
     if (directory / WEIGHTS_FILE).is_file():
         return CheckpointFiles(directory, _by_name(read_header(directory / WEIGHTS_FILE)), {})
     index_path = directory / INDEX_FILE

@@ -56,14 +56,14 @@ def load_params(
 ) -> Params:
     """Returns the checkpoint's parameters in `dtype`, each read straight into its shards.
 
-    Host memory peaks at about one parameter; of a layer's experts, only those that this process
-    holds are read. Padding of the vocabulary and of query heads is zero, and so is a scalar head
-    if the checkpoint has one over the vocabulary. Weights that `policy` keeps quantized are read in
-    float32 and quantized on the devices.
+    The host holds about one parameter at a time. A process reads only the experts that it holds.
+    Padding of the vocabulary and of query heads is zero. A scalar head is zero if the checkpoint
+    has a head over the vocabulary. Weights that `policy` keeps quantized are read in float32 and
+    quantized on the devices.
 
     Args:
-      shardings: the tree of the parameters with a `jax.sharding.Sharding` for each array; None puts
-        everything on the default device.
+      shardings: the tree of the parameters with a `jax.sharding.Sharding` for each array, or None
+        to put all arrays on the default device.
     """
     unquantized = policy.with_weights("auto")
     located = _locate(Path(directory), unquantized)
@@ -71,7 +71,7 @@ def load_params(
     def read(
         tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
     ) -> jax.Array:
-        parts = [located[name] for name in tensor.names if name in located]  # none of a new head
+        parts = [located[name] for name in tensor.names if name in located]  # empty for a new head
         reader = _ShardReader(tensor, parts, shape, np.dtype(dtype), {})
         if sharding is None:
             array = jax.device_put(reader.read(None))
@@ -82,7 +82,7 @@ def load_params(
     def load(
         tensor: HFTensor,
         like: jax.ShapeDtypeStruct | QuantizedWeight,
-        sharding: Any = None,  # of one array, or of both of a quantized weight
+        sharding: Any = None,  # of one array, or of both arrays of a quantized weight
     ) -> jax.Array | QuantizedWeight:
         if not isinstance(like, QuantizedWeight):
             return read(tensor, like.shape, dtype, sharding)
@@ -132,7 +132,8 @@ class _ShardReader:
 
 
 def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
-    """Returns where each tensor of the model is stored. Raises UserError for the first mistake."""
+    """Returns where each tensor of the model is stored. Raises UserError if one is missing or
+    wrong."""
     files = find_tensors(directory)
     stored, config = files.named, policy.config
     if config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
@@ -168,8 +169,8 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
 def _add_spare(
     files: CheckpointFiles, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> None:
-    """Adds tensors of the model that the index does not list. A scalar head may have another name,
-    if no other tensor is left over."""
+    """Adds the model's tensors that the index does not list to `files`. A scalar head may have
+    another name, if the files have no other tensor that the model lacks."""
     stored, (parts, others) = files.named, files.spare(shapes.keys())
     stored |= {name: x for name, x in parts.items() if name in shapes}
     left, missing = unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
@@ -195,7 +196,7 @@ def _add_spare(
 
 
 def _refuse_stacks(stored: Mapping[str, StoredTensor]) -> None:
-    """Refuses stacks of experts, which transformers 5 stores only if it is told to."""
+    """Raises UserError for stacks of experts, which transformers 5 stores only on request."""
     for name, tensor in stored.items():
         if name.endswith(_STACKS):
             raise UserError(
@@ -218,7 +219,7 @@ def _check_tensor(found: StoredTensor, name: str, shape: tuple[int, ...]) -> Non
 
 
 def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-    """Refuses a stored output head that differs from the embedding to which it is tied."""
+    """Raises UserError if a stored output head differs from the embedding to which it is tied."""
     is_alike = (head.shape, head.dtype_name) == (embedding.shape, embedding.dtype_name)
     if not is_alike or not np.array_equal(
         head.view().view(np.uint16), embedding.view().view(np.uint16)

@@ -11,7 +11,7 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 
-MOST = 2**31 - 1  # largest integer of a field
+MOST = 2**31 - 1  # largest integer that a field may have
 LARGEST_NUMBER = 1e30
 CHECK = "check the checkpoint's config.json"
 
@@ -63,8 +63,8 @@ class Fields:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Returns the object of a JSON file. Raises UserError if the file is not one JSON object; the
-    message names the line."""
+    """Returns the object in a JSON file. Raises UserError if the file is not one JSON object; the
+    message names the line of the mistake."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
     where = ""

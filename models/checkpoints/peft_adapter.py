@@ -48,9 +48,9 @@ from pat_jax.models.lora import Adapter, Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
-# Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
+# Modules that may have an adapter in PEFT, but not here.
 _NOT_ADAPTED = ("model.embed_tokens", "lm_head")
-# The adapter's name in a tensor's name, where a file has names as PEFT has them in memory.
+# The part of a tensor's name that names the adapter, in files with PEFT's names in memory.
 _NAMED = re.compile(r"(?:\.modules_to_save)?\.default(?=\.(?:weight|bias)$)")
 
 # Fields that we write because older versions of PEFT need them.
@@ -109,8 +109,8 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
 
 
 def read_adapter(directory: str | Path, policy: Policy) -> Lora:
-    """Returns which adapters a directory has, after checking every tensor against `policy`. Raises
-    UserError if the directory holds no adapter, or one of an unknown kind or of another model."""
+    """Returns the modules, rank and alpha of a directory's adapters, and checks all their tensors.
+    Raises UserError if there are none, or if they are of an unknown kind or of another model."""
     is_scalar, linear = policy.config.head == "scalar", linear_modules(policy)
     config = read_peft_config(directory, HEAD_MODULES if is_scalar else ())
     stored = _stored_tensors(Path(directory), policy)
@@ -131,7 +131,7 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 
 
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
-    """Returns the adapters, and the scalar head, that `read_adapter` has found, float32. Raises
+    """Returns in float32 the adapters and scalar head that `read_adapter` found (`lora`). Raises
     UserError if a tensor has values that are not finite."""
     stored, abstract = _stored_tensors(Path(directory), lora.policy), lora.abstract_params
     unpadded = lora.unpadded
@@ -164,8 +164,8 @@ def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Sha
 
 
 def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
-    """Returns the file's tensors by name. Names have PEFT's prefix, which some files leave out, and
-    no name of the adapter, which most files leave out."""
+    """Returns the file's tensors by name. PEFT's prefix is added to names that lack it; the
+    adapter's name, which a few files have in them, is removed."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
         raise UserError(
@@ -193,7 +193,7 @@ def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
 
 
 def _check_modules(directory: Path, unknown: Set[str], policy: Policy) -> None:
-    """Raises UserError for the first of these modules, which cannot have an adapter here."""
+    """Raises UserError if there are modules in `unknown`, which cannot have an adapter here."""
     for module in sorted(unknown):
         if policy.config.experts is not None and re.search(r"\.(mlp|block_sparse_moe)\.", module):
             raise UserError(

@@ -15,8 +15,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 MOST_ALPHA = 10**6  # the limit of --lora.alpha
 MODULES_TO_SAVE = "modules_to_save"  # modules that are trained and stored as a whole
 TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
-# The pattern by which PEFT 0.21 doubles rank and alpha of gate and up, where an adapter of each was
-# asked for (`target_modules` all-linear, or names of transformers 4).
+# The pattern by which PEFT 0.21 doubles the rank and alpha of `gate_up_proj`, if the targets were
+# gate and up separately (`target_modules` all-linear, or names of transformers 4).
 GATE_UP = r".*\.gate_up_proj"
 
 # Fields that say how an adapter is applied, with PEFT's defaults.
@@ -24,7 +24,7 @@ _DEFAULTS: Mapping[str, object] = {
     **{"r": 8, "lora_alpha": 8, "bias": "none", "init_lora_weights": True, TARGET_PARAMETERS: None}
 }
 # Initializations of a and b that leave the base unchanged. All others move a part of the base into
-# the adapter; its base is then the remainder, which no file holds.
+# the adapter; the adapter's base is then the remainder, which is in no file.
 _INITS = ("gaussian", "eva", "orthogonal", "mica")
 # Fields that turn on what is not implemented here, unless they are null, false or empty.
 _NOT_IMPLEMENTED = (
@@ -33,8 +33,8 @@ _NOT_IMPLEMENTED = (
     *("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config"),
     *("kasa_config", "velora_config", "monteclora_config"),
 )
-# Fields without effect on a trained adapter, or only together with one of those above. Fields of
-# the first line chose linear layers; the file's tensors show which.
+# Fields that have no effect on a trained adapter, or only together with a field above. Those in the
+# first line choose linear layers; the file's tensors show which were chosen.
 _WITHOUT_EFFECT = (
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
@@ -49,10 +49,10 @@ _SAVE_AGAIN = "save the adapter again"
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The fields of a plain LoRA adapter's adapter_config.json."""
+    """The fields of adapter_config.json, for a plain LoRA adapter."""
 
     path: Path
-    fields: Mapping[str, Any]  # by name; missing ones may have PEFT's defaults
+    fields: Mapping[str, Any]  # values by name; fields with PEFT's defaults may be missing
 
     @property
     def rank(self) -> int:
@@ -70,7 +70,7 @@ class PeftConfig:
         return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
     def has_parameter(self, name: str) -> bool:
-        """Whether a parameter of this name is a target of the adapter, as PEFT matches names."""
+        """Whether the adapter's targets choose this parameter, by PEFT's rules for names."""
         targets = self.fields[TARGET_PARAMETERS] or []
         return any(f".{name}".endswith(f".{target}") for target in targets)
 
@@ -115,8 +115,8 @@ def _check_kind(config: PeftConfig, saved: Collection[str]) -> None:
         if fields.get(name) and name not in implemented:
             raise config.error(name, "null, false or nothing in it", _CHOOSE_ANOTHER)
     for name in sorted(fields.keys() - KNOWN_FIELDS):
-        # Later versions of PEFT have more fields. As in those above, true or a non-empty object or
-        # list turns a variant on; a number or a word is a setting of a variant.
+        # Later versions of PEFT have more fields. A variant of LoRA is on if its field is true, a
+        # non-empty object or a non-empty list. A number or a word is only a setting of a variant.
         if fields[name] is True or (isinstance(fields[name], list | dict) and fields[name]):
             raise config.error(name, "only fields that PEFT 0.21 has", _CHOOSE_ANOTHER)
     init = fields["init_lora_weights"]

@@ -3,11 +3,11 @@
     a linear layer    A[rank, in], B[out, rank]
     experts           A[experts · rank, in], B[out, rank · experts]
 
-The expert is the slowest index of A and the fastest of B. The outputs of gate_up_proj are gate's,
-then up's.
+The expert is the slowest index of A's first dimension and the fastest of B's second. The outputs of
+gate_up_proj are gate's, then up's.
 
-PEFT wraps the experts' module once for each adapted stack, one wrapper around the other. A tensor's
-name says in which wrapper it is: gate_up_proj has the inner one if down_proj has an adapter too.
+PEFT wraps the experts' module once for each adapted stack, one wrapper around the other. Tensor
+names contain the wrapper's: gate_up_proj has the inner wrapper if down_proj has an adapter, too.
 """
 
 import math
@@ -22,9 +22,9 @@ from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice
 A, B = ".lora_A.weight", ".lora_B.weight"
-HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # a scalar head's tensors, stored themselves
-# PEFT's task types, by the base's head and whether it has a bias; and the modules that PEFT stores
-# as a whole for the two types with a scalar head, whichever of them the model has.
+HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # a scalar head's tensors, stored unadapted
+# PEFT's task types, by the base's head and whether the head has a bias. Then the modules that PEFT
+# stores whole for the two types with a scalar head; a model has one of them.
 TASKS = {
     ("vocab", False): "CAUSAL_LM",
     ("scalar", False): "SEQ_CLS",
@@ -50,7 +50,7 @@ def wrapper(module: str, modules: Container[str]) -> str:
 
 
 def parameter(module: str) -> str:
-    """Returns the name of a stack or a router in `target_parameters`."""
+    """Returns the name that a stack of experts or a router has in `target_parameters`."""
     return module if is_stack(module) else f"{module}.weight"
 
 
@@ -84,7 +84,7 @@ def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> A
 
 
 def of_wrappers(modules: Iterable[str]) -> dict[str, str]:
-    """Maps the modules that hold tensors in PEFT (see `wrapper`) to the adapted modules."""
+    """Returns the adapted modules by the name of PEFT's module that stores each (`wrapper`)."""
     every = list(modules)
     return {wrapper(module, every): module for module in every}
 

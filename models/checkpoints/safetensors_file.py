@@ -27,20 +27,20 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64  # alignment of the first tensor written: a cache line
-_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _ADVICE = "download or export the file again"
 
 
 @dataclass(frozen=True)
 class StoredTensor:
     path: Path
-    name: str  # in the file
-    dtype_name: str  # from the header; a key of DTYPES, or a type that this project does not read
+    name: str  # the tensor's name in the file
+    dtype_name: str  # dtype in the header: a key of DTYPES, or a type that is not supported here
     shape: tuple[int, ...]
-    offset: int  # of the tensor's first byte in the file
+    offset: int  # offset of the tensor's first byte in the file
 
     def view(self) -> np.ndarray:
-        """Maps the tensor without reading it: bytes are read when it is indexed."""
+        """Returns the tensor as a memory map: bytes are read when it is indexed."""
         return np.memmap(self.path, DTYPES[self.dtype_name], "r", self.offset, self.shape)
 
     def check_finite(self, values: np.ndarray) -> None:

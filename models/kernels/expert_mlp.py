@@ -22,32 +22,31 @@ from pat_jax.models.layers import linear, swiglu
 
 
 class Choices(Protocol):
-    """The tokens' choices of experts, in the form that a platform's kernels take.
-
-    A choice is one of the k experts of a row."""
+    """The experts chosen for each row, in the form that a platform's kernels take. A *choice* is a
+    row with one of its k experts."""
 
     def spread(self, x: Float[Array, "rows in"]) -> Array:
         """Returns the rows of x in the order in which `product` takes them."""
         ...
 
     def product(self, x: Array, weight: Any) -> Array:
-        """Multiplies each choice's row with its expert's part of weight[experts, out, in]."""
+        """Returns each choice's row times its expert's part of `weight` [experts, out, in]."""
         ...
 
     def collected(self, each: Array) -> Float[Array, "rows k out"]:
-        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
+        """Returns results of `product` in the order of rows; 0 for experts on other devices."""
         ...
 
 
 class ExpertKernels(NamedTuple):
-    """One platform's products of rows and experts' weights; they are differentiable."""
+    """One platform's kernels that multiply rows with experts' weights; they are differentiable."""
 
-    of: Callable[..., Choices]  # from (chosen experts, number of experts here, rows per expert)
-    takes: Callable[[Any], bool]  # whether the kernels take a weight[experts, out, in]
+    of: Callable[..., Choices]  # of (chosen experts, number of experts here, rows per expert)
+    takes: Callable[[Any], bool]  # whether the kernels support a weight [experts, out, in]
 
 
 _ON_GPU = ExpertKernels(ChoicesOnGpu.of, ChoicesOnGpu.takes)
-# By the platform of `Kernels`.
+# By the name of the platform in `Kernels`.
 KERNELS: Mapping[str, ExpertKernels] = {
     "gpu": _ON_GPU,
     "cuda": _ON_GPU,
@@ -73,7 +72,7 @@ def mlp_by_expert(
     """Returns each row's weighted sum of its experts' outputs, for the experts on this device.
 
     Args:
-      experts: the weights [experts, out, in] gate, up and down of the experts on this device.
+      experts: weights gate, up and down, each [experts, out, in], of the experts on this device.
       chosen: each row's experts, as indices into `experts`; any other number adds nothing.
       weights: weight of each chosen expert's output.
       size: approximate number of rows per expert.

@@ -19,17 +19,17 @@ Experts = Any  # a pytree of arrays whose first dimension is the expert
 
 
 class Tiles(NamedTuple):
-    """Assigns each choice (one of the k experts of a row) to a slot of a tile. All rows of a tile
+    """Assigns each choice (a row with one of its k experts) to a slot of a tile. All rows of a tile
     have the same expert."""
 
-    choice: Int[Array, "tiles size"]  # row · k + index of the choice; rows · k: the slot is empty
+    choice: Int[Array, "tiles size"]  # row · k + index among the row's experts; rows · k: empty
     expert: Int[Array, " tiles"]
-    slot: Int[Array, "rows k"]  # tile · size + slot in it; tiles · size: computed elsewhere
+    slot: Int[Array, "rows k"]  # tile · size + slot in the tile; tiles · size: on other devices
     count: Int[Array, ""]  # number of tiles in use; they come first
 
 
 def tile_size(rows: int, per_token: int, num_experts: int) -> int:
-    """Returns the number of rows in a tile, a power of two: about the mean of rows per expert."""
+    """Returns the number of rows in a tile: a power of two near the mean rows per expert."""
     size, mean = 1, rows * per_token // num_experts
     while size < min(mean, rows, LARGEST_TILE):
         size *= 2
@@ -37,10 +37,10 @@ def tile_size(rows: int, per_token: int, num_experts: int) -> int:
 
 
 def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles:
-    """Groups the rows by expert.
+    """Returns the rows grouped by expert.
 
     Args:
-      chosen: experts of each row, from 0 to `num_experts` - 1; others are not computed here.
+      chosen: experts of each row. Those below 0 or from `num_experts` on are on other devices.
       size: number of rows in a tile.
     """
     num_rows, k = chosen.shape
@@ -108,8 +108,8 @@ def _run_tiles(
 ) -> Float[Array, "tiles size out"]:
     """Applies `compute` to each tile in use; the other tiles' results are zeros.
 
-    Only the devices know the number of tiles in use, and JAX does not differentiate such loops: the
-    rule below does. It keeps the rows and recomputes each tile.
+    The number of tiles in use is an array. JAX does not differentiate loops of so many turns, so
+    there is a rule below, which keeps the rows and recomputes each tile.
     """
     out = jax.eval_shape(compute, _of_expert(experts, jnp.int32(0)), rows[0])
 

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.kernels.grouped import Tiles, in_tiles
 from pat_jax.models.weight_formats import QuantizedWeight
 
-LEAST = 16  # least size of each side of a product on tensor cores
-STAGES = 3  # parts of a loop that are loaded at once
+LEAST = 16  # least size of each dimension of a product on tensor cores
+STAGES = 3  # number of pipeline stages: a loop's parts that are loaded at once
 GRADIENT = 128  # most inputs, and most outputs, of a program that computes a weight's gradient
 
 
@@ -31,12 +31,13 @@ class Part(NamedTuple):
     warps: int
 
 
-# By the rows of a tile. With few rows, loading weights takes longest: more programs, longer parts.
+# By the number of rows of a tile. With few rows, loading weights takes longest: then more programs
+# and longer parts are faster.
 PARTS = {16: Part(64, 128, 4), 64: Part(128, 64, 4), 128: Part(128, 64, 8)}
 
 
 class ChoicesOnGpu(NamedTuple):
-    """The tokens' choices of experts as tiles, for the GPU's kernels."""
+    """The experts chosen for each row, as tiles for the GPU's kernels."""
 
     tiles: Tiles
     interpret: bool
@@ -45,7 +46,7 @@ class ChoicesOnGpu(NamedTuple):
     def of(
         cls, chosen: Int[Array, "rows k"], num_experts: int, size: int, *, interpret: bool = False
     ) -> "ChoicesOnGpu":
-        """Groups the choices into tiles.
+        """Returns the choices grouped into tiles.
 
         Args:
           size: approximate number of rows per expert.
@@ -55,7 +56,7 @@ class ChoicesOnGpu(NamedTuple):
 
     @staticmethod
     def takes(weight: Any) -> bool:
-        """Whether the kernels can be lowered for this weight[experts, out, in]."""
+        """Whether the kernels can be lowered for this weight [experts, out, in]."""
         values = weight.values if isinstance(weight, QuantizedWeight) else weight
         return isinstance(values, jax.Array | jax.ShapeDtypeStruct) and not any(
             n % LEAST for n in values.shape[1:]
@@ -68,7 +69,7 @@ class ChoicesOnGpu(NamedTuple):
     def product(
         self, x: Float[Array, "rows_or_choices in"], weight: Array | QuantizedWeight
     ) -> Float[Array, "choices out"]:
-        """Multiplies each choice's row with its expert's part of weight[experts, out, in].
+        """Returns each choice's row times its expert's part of `weight` [experts, out, in].
 
         Results for experts on other devices are undefined.
         """
@@ -77,7 +78,7 @@ class ChoicesOnGpu(NamedTuple):
         return _product(self.interpret, x, weight, self.tiles)
 
     def collected(self, each: Float[Array, "choices out"]) -> Float[Array, "rows k out"]:
-        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
+        """Returns results of `product` in the order of rows; 0 for experts on other devices."""
         return _or_zeros(each, self.tiles).reshape(*self.tiles.slot.shape, -1)
 
 
@@ -131,7 +132,7 @@ def _multiplied(
     count = pl.BlockSpec((1,), lambda *_: (0,))
     return pl.pallas_call(
         partial(_product_kernel, part=part, per_row=tiles.slot.size // len(x), turned=is_turned),
-        # Programs of one tile, which share its rows, follow each other; so do tiles of an expert.
+        # Neighbouring programs have tiles of one expert, and so read the same weights.
         grid=(outputs // part.outputs, num_tiles),
         in_specs=[of_tile, number, count, *map(_whole, (x, weight, *scales))],
         out_specs=_whole(out),
@@ -211,7 +212,7 @@ def _to_weight_kernel(first_ref, end_ref, choice_ref, x_ref, grads_ref, out_ref,
 
 
 def _rows(ref: Any, choice: Array, num_choices: int, columns: Any, per_row: int = 1) -> Array:
-    """Loads the rows of a tile's choices, `per_row` of which share a row; 0 for empty slots."""
+    """Returns the rows of a tile's choices, loaded; `per_row` choices share a row. 0 if empty."""
     at = ref.at[choice // per_row, _columns(columns)]
     return triton.load(at, mask=choice < num_choices, other=0)
 

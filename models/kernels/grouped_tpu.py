@@ -18,15 +18,16 @@ from jaxtyping import Array, Float, Int
 ROWS = 128  # most rows of a tile: with fewer, a large expert's weights are read more often
 LEAST = 16  # rows of a bfloat16 register
 LANES = 128  # values in a row of a register
-OUTPUTS, INPUTS = 512, 2048  # most of each in a part of the weights: two buffers fit the memory
+OUTPUTS, INPUTS = 512, 2048  # most in a part of the weights: vector memory holds two such parts
 
 
 class ChoicesOnTpu(NamedTuple):
-    """The choices, ordered by expert; those of experts on other devices come last."""
+    """The choices (a row with one of its k experts each), ordered by expert. Those of experts on
+    other devices come last."""
 
-    order: Int[Array, " places"]  # row · k + index of the choice; rows · k: padding of a tile
+    order: Int[Array, " places"]  # row · k + index among the row's experts; rows · k: padding
     sizes: Int[Array, " experts"]  # number of rows of each expert
-    place: Int[Array, "rows k"]  # index of each choice in `order`; len(order): computed elsewhere
+    place: Int[Array, "rows k"]  # index of each choice in `order`; len(order): on other devices
     interpret: bool
 
     @classmethod
@@ -46,7 +47,7 @@ class ChoicesOnTpu(NamedTuple):
 
     @staticmethod
     def takes(weight: Any) -> bool:
-        """Whether the kernels can be lowered for this weight[experts, out, in]."""
+        """Whether the kernels can be lowered for this weight [experts, out, in]."""
         if not isinstance(weight, jax.Array | jax.ShapeDtypeStruct):
             return False
         is_float = weight.dtype in (jnp.bfloat16, jnp.float32)
@@ -58,11 +59,11 @@ class ChoicesOnTpu(NamedTuple):
     def product(
         self, x: Float[Array, "places in"], weight: Float[Array, "experts out in"]
     ) -> Float[Array, "places out"]:
-        """Multiplies each row with its expert's weights; undefined for experts on other devices."""
+        """Returns each row times its expert's weights; undefined for experts on other devices."""
         return _product(self.interpret, x, weight.astype(x.dtype), self.sizes)
 
     def collected(self, each: Float[Array, "places out"]) -> Float[Array, "rows k out"]:
-        """Puts results of `product` into the order of rows; 0 for experts on other devices."""
+        """Returns results of `product` in the order of rows; 0 for experts on other devices."""
         return _collected(each, self.order, self.place)
 
 
@@ -127,13 +128,13 @@ _product.defvjp(_forward, _backward)
 
 
 def _where_it_is(weight: Array, interpret: bool) -> Array:
-    """Keeps the weight in HBM: else XLA would copy all experts to vector memory, where they fit."""
+    """Keeps the weight in HBM: XLA would copy all experts to vector memory if they fit there."""
     return weight if interpret else tpu.with_memory_space_constraint(weight, tpu.HBM)
 
 
 def _part(dimension: int, most: int) -> int:
-    """Returns the largest multiple of LANES up to `most` that divides the dimension, or all of one
-    below LANES."""
+    """Returns the largest multiple of LANES up to `most` that divides the dimension, or the whole
+    dimension if it is below LANES."""
     if dimension < LANES:
         return dimension
     whole = dimension // LANES

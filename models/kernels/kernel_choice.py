@@ -20,10 +20,10 @@ NAMES = (*OVER_PAGES, "rows", "experts")
 class Kernels:
     """How attention and experts are computed on the devices of a platform.
 
-    On a CPU "pallas" is the GPU's kernel, interpreted: that is for tests.
+    On a CPU, "pallas" is the GPU's kernel in Pallas's interpreter, for tests.
     """
 
-    platform: str  # as in `jax.Device.platform`; empty: any
+    platform: str  # as in `jax.Device.platform`, or empty for any platform
     decode: Way = PLAIN  # attention of one query per row to pages
     prefill: Way = PLAIN  # attention of blocks of queries to pages
     verify: Way = PLAIN  # attention of drafts, which may branch, to pages
@@ -32,7 +32,7 @@ class Kernels:
 
     @classmethod
     def of(cls, platform: str) -> "Kernels":
-        """Returns the default of a platform: all kernels, if there are any for it."""
+        """Returns a platform's default: all its kernels, or plain operations if it has none."""
         return cls(platform).having(NAMES) if platform in ACCELERATORS else cls(platform)
 
     def having(self, names: Collection[str]) -> "Kernels":

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.layers import MASKED, sees
 
-GPU_QUERIES = 64  # most queries of one program: what its registers hold
+GPU_QUERIES = 64  # most queries of one program: more do not fit its registers
 GPU_KEYS = 64  # keys that a program multiplies at once
 # The keys of a row are split until there are this many programs: few rows then occupy a whole GPU,
 # and a long row among short ones does not run alone for long (`docs/figures/speed.md`).
@@ -25,7 +25,7 @@ GPU_PROGRAMS = 2048
 GPU_PARTS = 16  # most parts of a row's keys
 SMALL_TILE = 32  # queries of a program that mostly waits for memory
 TPU_KEYS = 128  # keys that a program multiplies at once
-LEAST_SIDE = 16  # least side of a product on tensor cores; rows of a TPU's bfloat16 register
+LEAST_SIDE = 16  # least dimension of a product on tensor cores; rows of a TPU's bfloat16 register
 TPU_LANES = 128  # values in a row of a register
 
 
@@ -50,11 +50,11 @@ def attend_blocks_on_gpu(
     *,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Attends to the pages. Row r's queries are its tokens `start[r]` … `start[r]` + length - 1.
+    """Returns attention to the pages for row r's tokens `start[r]` … `start[r]` + length - 1.
 
     Each query sees the keys up to its own; `trunk` is for rows with a branch (`layers.sees`). One
-    program runs for each row, KV head, `GPU_QUERIES` of the queries that share the head's keys, and
-    part of the row's keys.
+    program runs for each row, each KV head, each part of the row's keys, and each `GPU_QUERIES` of
+    the queries that share the KV head.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
@@ -97,7 +97,8 @@ def _blocks_on_gpu(
 
 
 def _schedule(tile: int) -> triton.CompilerParams:
-    """On an H200, small tiles were faster with more programs at a time than with loads ahead."""
+    """Returns parameters that let small tiles run in more programs at a time instead of loading
+    ahead: this was faster on an H200."""
     is_small = tile <= SMALL_TILE
     return triton.CompilerParams(num_warps=2 if is_small else 4, num_stages=1 if is_small else 2)
 
@@ -142,7 +143,7 @@ def _joined(
     out: Float[Array, "parts rows kv_heads queries head_dim"],
     logsumexp: Float[Array, "parts rows kv_heads queries"],
 ) -> Float[Array, "rows kv_heads queries head_dim"]:
-    """Combines the attention over parts of the keys into that over all keys."""
+    """Returns the attention over all keys, combined from the attention over parts of them."""
     if len(out) == 1:
         return out[0]
     weights = jax.nn.softmax(logsumexp, axis=0)
@@ -231,7 +232,7 @@ def _attend_on_tpu(
 
 
 def _add(head, scores, values, sums, largest, totals) -> None:
-    """Adds keys with these scores to a head's running softmax."""
+    """Adds keys and their `values`, given the keys' scores, to a head's running softmax."""
     old = largest[head][:, :1]
     new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
     weights, kept = jnp.exp(scores - new), jnp.exp(old - new)
@@ -242,7 +243,7 @@ def _add(head, scores, values, sums, largest, totals) -> None:
 
 
 def _copies(table_ref, pools, semaphores, at_once: int, turn, slot) -> list:
-    """The copies of one turn's pages to buffer `slot` of two."""
+    """Returns the copies of one loop turn's pages to buffer `slot`, 0 or 1."""
     return [
         tpu.make_async_copy(
             pool.at[table_ref[0, turn * at_once + i]], to.at[slot, i], semaphores.at[which, slot]
@@ -258,7 +259,7 @@ def _dot(x: Array, y: Array, contracted: int) -> Array:
 
 
 def _by_head(queries: Array, multiple: int) -> Array:
-    """Reshapes to [rows, kv_heads, queries that share keys, head_dim], and pads the queries."""
+    """Returns the queries as [rows, kv_heads, queries that share the KV head, head_dim], padded."""
     rows, length, heads, group, dim = queries.shape
     flat = jnp.reshape(jnp.transpose(queries, (0, 2, 3, 1, 4)), (rows, heads, group * length, dim))
     return jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[2] % multiple), (0, 0)))

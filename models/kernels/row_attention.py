@@ -15,8 +15,8 @@ from pat_jax.models.kernels.row_attention_cpu import attend_in_blocks
 from pat_jax.models.kernels.row_attention_gpu import attend_on_gpu
 from pat_jax.models.kernels.row_attention_tpu import attend_on_tpu
 
-# By the platform of `Kernels`. Each is differentiable, keeps no scores, and skips blocks of keys
-# that no query of a block sees.
+# Attention by the name of the platform in `Kernels`. Each function is differentiable, stores no
+# scores, and skips blocks of keys that no query of a block sees.
 KERNELS: Mapping[str, Callable[..., Array]] = {
     "gpu": attend_on_gpu,
     "cuda": attend_on_gpu,
@@ -41,7 +41,7 @@ def attend_rows(
     *,
     kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention of each token over its own sequence up to itself.
+    """Returns softmax attention of each token over its own sequence up to itself.
 
     Args:
       positions: each token's position in its sequence, counting up by 1. 0 begins the next

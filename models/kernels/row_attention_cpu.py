@@ -41,7 +41,7 @@ def _forward(queries: Array, keys: Array, values: Array, positions: Array):
 
 
 def _to_blocks(x: Array, num_blocks: int, size: int, *, axis: int) -> Array:
-    """Splits `axis`, padded with 0, into blocks: [num_blocks, …, size, …]."""
+    """Returns x with `axis`, padded with 0, split into blocks: [num_blocks, …, size, …]."""
     filling = [(0, 0)] * x.ndim
     filling[axis] = (0, num_blocks * size - x.shape[axis])
     shape = (*x.shape[:axis], num_blocks, size, *x.shape[axis + 1 :])
@@ -55,16 +55,15 @@ def _from_blocks(blocks: Array, length: int, *, axis: int) -> Array:
 
 
 def _grid(length: int) -> tuple[int, int]:
-    """Returns the number of blocks, and the tokens of each."""
+    """Returns the number of blocks of a row, and the number of tokens of each block."""
     num_blocks = -(-length // BLOCK)
     return num_blocks, -(-length // num_blocks)
 
 
 def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Array]:
-    """Returns the keys that each query sees, and which blocks of keys to visit.
-
-    For each block of queries: how many blocks of keys some query of it sees, in any row; and, for
-    each block of keys, the next lower one to visit."""
+    """Returns the keys that each query sees, and two arrays for each block of queries: how many
+    blocks of keys some of its queries see in any row, and, after each block of keys, the index of
+    the next lower one to visit."""
     filling = (0, 0), (0, num_blocks * size - positions.shape[1])
     seen = seen_keys(jnp.pad(positions, filling))  # padding tokens are sequences of one token
     own, first, shared = (x[..., None] for x in key_blocks(seen, queries=size, keys=size))
@@ -78,7 +77,7 @@ def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Ar
 
 
 def _visible(seen: Seen, i: Array, j: Array) -> Array:
-    """Whether queries of block i see keys of block j: [rows, 1, 1, queries, keys]."""
+    """Whether each query of block i sees each key of block j: [rows, 1, 1, queries, keys]."""
     size = seen.own.shape[1]
     at = jnp.arange(size, dtype=seen.own.dtype)
     by_query = Seen(*(x[:, :, None] for x in seen))
@@ -87,12 +86,11 @@ def _visible(seen: Seen, i: Array, j: Array) -> Array:
 
 
 def _product(subscripts: str, x: Array, y: Array) -> Array:
-    """Einsum in float32."""
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
 def _scores(query: Array, of_keys: Array, seen: Seen, i: Array, j: Array) -> Array:
-    """Scores of query block i and key block j: [rows, kv_heads, queries_per_kv, queries, keys]."""
+    """Returns scores of blocks i and j as [rows, kv_heads, queries_per_kv, queries, keys]."""
     return jnp.where(_visible(seen, i, j), attention_scores(query, of_keys[j]), MASKED)
 
 
@@ -118,8 +116,8 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
             return earlier[j], larger, total, out * fading[..., None] + product
 
         shape = rows, kv, group, size
-        # From the block's own keys downwards: there each query sees itself, so that what later
-        # blocks mask counts exactly 0.
+        # From the block's own keys downwards: each query sees itself there, so that masked scores
+        # of later blocks count exactly 0.
         zeros = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
         begun = i, jnp.full(shape, MASKED, jnp.float32), *zeros
         _, most, total, out = jax.lax.fori_loop(0, count, add, begun)
@@ -135,7 +133,7 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
 def _gradients(
     query: Array, key: Array, value: Array, grad: Array, weights: Array, along: Array
 ) -> tuple[Array, Array, Array]:
-    """One block pair's contribution to the gradients of queries, keys and values.
+    """Returns one block pair's contributions to the gradients of queries, keys and values.
 
     Args:
       grad: gradient of the attention of the block of queries.

@@ -46,7 +46,7 @@ TILES = {
     4: Tiles(Tile(64, 32, 4), Tile(32, 32, 4), Tile(32, 32, 4)),
 }
 WIDEST = 128
-STAGES = 2  # blocks of a loop that are loaded at once
+STAGES = 2  # number of pipeline stages: a loop's blocks that are loaded at once
 
 
 def attend_on_gpu(
@@ -110,12 +110,12 @@ class _Padded(NamedTuple):
         return cls(filled[0], filled[1], filled[2], seen, dim**-0.5, tiles)
 
     def like(self, x: Array) -> Queries:
-        """Pads x, of the shape of the unpadded queries, like the queries."""
+        """Returns x padded as the queries are; it must have the unpadded queries' shape."""
         return _filled(_filled(x, 1, self.queries.shape[1]), -1, self.queries.shape[-1])
 
 
 def _tiles(queries: Array) -> Tiles:
-    """Returns the tile sizes; smaller ones for heads wider than WIDEST."""
+    """Returns the tile sizes, which are smaller for heads wider than WIDEST."""
     by_width = max(1, pl.next_power_of_2(queries.shape[-1]) // WIDEST)
     return Tiles(
         *(
@@ -180,7 +180,7 @@ def _options(tile: Tile, interpret: bool) -> dict[str, Any]:
 
 
 class _ByQueries:
-    """Block specs of one program per block of queries, query head and row; it reads all keys."""
+    """Block specs for one program per block of queries, query head and row. It reads all keys."""
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape
@@ -204,8 +204,8 @@ class _ByQueries:
 
 
 class _ByKeys:
-    """Block specs of one program per block of keys, KV head and row; it reads all queries that
-    share the head."""
+    """Block specs for one program per block of keys, KV head and row. It reads all queries that
+    share the KV head."""
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape

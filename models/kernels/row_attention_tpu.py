@@ -34,7 +34,7 @@ def attend_on_tpu(
     whole = num_blocks * size
 
     def one_row(x: Array, axis: int) -> Array:
-        """Joins all rows: [heads, rows * whole, head_dim]."""
+        """Returns all padded rows joined to one: [heads, rows * whole, head_dim]."""
         filling = [(0, 0)] * x.ndim
         filling[axis], filling[-1] = (0, whole - length), (0, -dim % LANES)
         by_head = jnp.moveaxis(jnp.pad(x, filling), (0, axis), (-3, -2))
@@ -66,7 +66,7 @@ def _kernel(
     positions: Int[Array, "rows length"], size: int, heads: int, interpret: bool
 ) -> Callable[..., Any]:
     """Returns splash attention for joined rows with these positions."""
-    # The mask of one block: its function is the same for all blocks, and the tables are replaced.
+    # A mask for one block: its function holds for all blocks, and the tables are replaced below.
     mask = splash.MultiHeadMask([splash.CausalMask((size, size))] * heads)
     sizes = splash.BlockSizes(
         block_q=size,
@@ -90,9 +90,8 @@ def _kernel(
 def _tables(
     positions: Int[Array, "rows length"], size: int
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Returns the kernels' tables by block of queries and by block of keys.
-
-    Each says which blocks of the other kind to visit, and which block to fetch."""
+    """Returns the kernels' tables, one by block of queries and one by block of keys. Each lists
+    which blocks of the other kind to visit, and which block to fetch."""
     rows, num_blocks = positions.shape[0], positions.shape[1] // size
     seen_by = seen_keys(positions)
     start = key_blocks(seen_by, queries=size, keys=size).own[:, :, None]
@@ -100,14 +99,14 @@ def _tables(
     block = jnp.arange(num_blocks, dtype=positions.dtype)
     query, key = block[None, :, None], block[None, None]
     seen = ((start <= key) & (key <= query)).astype(jnp.int8)
-    # The block to fetch: where none is visited, the one that is there already or comes next.
+    # The block to fetch: if none is visited, the one that is loaded already or comes next.
     before = num_blocks * jnp.arange(rows, dtype=positions.dtype)[:, None, None]
     small = jnp.int8 if rows * num_blocks <= 128 else jnp.int16  # scalar memory is scarce
     of_queries = (before + jnp.clip(key, start, query)).astype(small)
     of_keys = (before + jnp.clip(query, key, last)).astype(small)
 
     def one_row(x: Array, axis: int) -> Array:
-        """Joins the rows' tables along `axis`; the other one has the blocks of one row only."""
+        """Returns the rows' tables joined along `axis`; the other axis has one row's blocks."""
         shape = [1, num_blocks, num_blocks]
         shape[axis] *= rows
         return jnp.reshape(jnp.moveaxis(x, 0, axis - 1), shape)

@@ -13,14 +13,14 @@ from jaxtyping import Array, Int
 
 
 class Seen(NamedTuple):
-    """The keys that each query sees: `first` … `shared` - 1, and `own` … itself.
+    """The keys that each query sees: `first` … `shared` - 1, and from `own` to the query itself.
 
-    The first stretch is empty if a sequence has no branches, and in the part that branches share.
+    `first` … `shared` - 1 is empty for queries that are not in a branch.
     """
 
-    own: Int[Array, "rows length"]  # the first key of the query's branch, or of its sequence
-    first: Int[Array, "rows length"]  # the first key of its sequence
-    shared: Int[Array, "rows length"]  # the key behind the shared beginning of its branch
+    own: Int[Array, "rows length"]  # index of the first key of the query's branch, else sequence
+    first: Int[Array, "rows length"]  # index of the first key of the query's sequence
+    shared: Int[Array, "rows length"]  # index after the last key that its branch shares with others
 
 
 def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
@@ -40,14 +40,14 @@ def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
 
 
 def is_seen(seen: Seen, query: Int[Array, "..."], key: Int[Array, "..."]) -> Array:
-    """Whether `query` sees `key`, both indices in a row; all arrays must have the same ndim."""
+    """Whether `query` sees `key`, both given as indices in a row; arrays must have equal ndim."""
     begins = (key >= seen.own) | ((key >= seen.first) & (key < seen.shared))
     return begins & (key <= query)
 
 
 class Blocks(NamedTuple):
-    """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and `own` … the
-    block that holds the last of the queries."""
+    """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and from `own` to
+    the block that holds the last of these queries."""
 
     own: Int[Array, "rows query_blocks"]
     first: Int[Array, "rows query_blocks"]
@@ -55,17 +55,17 @@ class Blocks(NamedTuple):
 
 
 def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
-    """Returns the bounds for each block of `queries` queries, counted in blocks of `keys` keys."""
+    """Returns the blocks of `keys` keys that each block of `queries` queries sees."""
     own, first, shared = (x[:, ::queries] for x in seen)
-    # If another sequence begins in the block, the keys that its branches share are behind `own`.
+    # If another sequence begins in the block, the keys that its branches share come after `own`.
     return Blocks(own // keys, first // keys, jnp.minimum(-(-shared // keys), own // keys))
 
 
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
     """Returns, for each block of keys, 1 + the index of the last block of queries that sees it.
 
-    The first block of queries that sees a key is the one that holds the first key's position. Every
-    block from there to the returned one sees some key.
+    The first block of queries that sees such a key holds the position of the block's first key.
+    Every block of queries from there to the returned one sees some key of the block.
     """
     length = seen.own.shape[1]
     begin = jnp.arange(0, length - keys + 1, keys, dtype=seen.own.dtype)[None, :, None]

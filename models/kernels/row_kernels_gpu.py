@@ -40,7 +40,7 @@ def forward_kernel(
         scores = triton.dot(queries, keys_ref[at, :].T) * (scale * LOG2_E)
         key = j * tile.keys + jnp.arange(tile.keys)[None]
         scores = jnp.where(is_seen(seen, query, key), scores, MASKED)
-        # If a block masks all keys of a query, what counts here is multiplied by 0 at the first key
+        # If a block masks all keys of a query, the sums so far are multiplied by 0 at the first key
         # that the query sees, at the latest itself.
         larger = jnp.maximum(largest, jnp.max(scores, axis=1))
         weights, fading = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
@@ -111,14 +111,15 @@ def to_keys_kernel(
 
 
 def _of_queries(*refs: Any) -> Seen:
-    """What the queries of a block see, to compare with keys along the second axis."""
+    """Returns what the queries of a block see, as columns to compare with a row of keys."""
     return Seen(*(ref[...][:, None] for ref in refs))
 
 
 def _blocks_of_keys(
     own_ref: Any, first_ref: Any, shared_ref: Any, i: Array, tile: Tile
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """How many blocks of keys query block i sees, and a function from n to the n-th of them."""
+    """Returns the number of key blocks that query block i sees, and a function that gives the index
+    of the n-th of them."""
     own, first = own_ref[0] // tile.keys, first_ref[0] // tile.keys
     shared = jnp.minimum(pl.cdiv(shared_ref[0], tile.keys), own) - first
     count = shared + pl.cdiv((i + 1) * tile.queries, tile.keys) - own

@@ -61,7 +61,7 @@ class StatePlacement:
         return state.params if has_params else None, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """Returns the moments that an optimizer step brings to the devices, if they are offloaded."""
+        """Returns the moments that a step brings to the devices; empty if they are always there."""
         return self._moments(state) if self.is_offloaded else []
 
     def begun(self, state: TrainState) -> TrainState:

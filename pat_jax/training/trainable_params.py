@@ -106,7 +106,7 @@ class TrainableParams:
         return jax.tree.leaves(self.lora.factors)
 
     def over(self, frozen: Leaves, predictor: Predictor) -> Predictor:
-        """Returns the predictor as a function of the trained parameters, with `frozen` filled in."""
+        """Returns a predictor that takes only the trained parameters; `frozen` is filled in."""
         if not self.lora:
             return predictor
         model = predictor.model
