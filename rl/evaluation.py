@@ -1,7 +1,7 @@
 """Evaluates a policy from several samples of each held-out problem: the metrics `eval/*`.
 
 These are mean reward, pass@k and majority votes, with confidence intervals. Pure functions of plain
-values. Does not know who generated or scored.
+values. Does not know how samples are generated or scored.
 """
 
 import math
@@ -16,15 +16,15 @@ from pat_jax.rl.rewards.report import mean_reward
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
 PASSES = 1.0  # the least reward with which a sample passes
-NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution is within ± so many deviations
+NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution are within ± so many deviations
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems, which count as a sample of all problems of their kind."""
+    """A mean over problems, seen as a sample of all problems of their kind."""
 
-    value: float  # NaN without problems
-    half_width: float  # of the 95 % interval; NaN if the problems' values do not differ
+    value: float  # the mean; NaN without problems
+    half_width: float  # half the width of the 95 % interval; NaN if all problems have one value
     num_problems: int
 
     @classmethod
@@ -33,12 +33,12 @@ class Estimate:
 
             SE = √(Σᵢ (vᵢ - v̄)² / (n (n - 1)))
 
-        Samples of one problem are not independent, so all of them give one value, and n counts
-        problems. If all values are equal (say none is solved) the formula would give 0, as if
-        nothing were uncertain; there is no interval then.
+        n is the number of problems: samples of one problem are not independent, so together they
+        give one value vᵢ. If all values are equal (say no problem is solved), the formula would
+        give 0, as if nothing were uncertain. Then there is no interval.
 
         Args:
-          values: one per problem; NaN: it has none, and does not count.
+          values: value of each problem; NaN means no value, and does not count.
 
         Reference: Miller 2024, https://arxiv.org/abs/2411.00640, sections 2.1 and 3.1.
         """
@@ -55,21 +55,21 @@ class Estimate:
 class Evaluated:
     """Scored samples of a set of problems; each problem has the same number of samples."""
 
-    name: str  # of the set of problems
-    rewards: Float[np.ndarray, "problems samples"]  # NaN: the sample has none
-    lengths: Int[np.ndarray, "problems samples"]  # in tokens
+    name: str  # name of the set of problems
+    rewards: Float[np.ndarray, "problems samples"]  # NaN for a sample without a reward
+    lengths: Int[np.ndarray, "problems samples"]  # lengths of responses in tokens
     is_cut: Bool[np.ndarray, "problems samples"]  # whether the response was truncated
     answers: Sequence[Sequence[str | None]]  # final answers, by problem and sample
     functions: Sequence[FunctionScores]  # scores of the samples, problem after problem
 
     @property
     def num_samples(self) -> int:
-        """Samples of each problem."""
+        """Number of samples of each problem."""
         return self.rewards.shape[1]
 
     @property
     def num_failed(self) -> int:
-        """Samples without a reward."""
+        """Number of samples without a reward."""
         return int(np.isnan(self.rewards).sum())
 
     @property
@@ -105,7 +105,7 @@ class Evaluated:
         return Estimate.of(pass_at_k(scored, self.passes.sum(axis=1), k))
 
     def majority(self) -> Estimate | None:
-        """Returns maj@k over all k samples; None if k is 1 or no response has a final answer."""
+        """Returns maj@k over all k samples, or None if k is 1 or no response has a final answer."""
         has_answers = any(answer is not None for row in self.answers for answer in row)
         if self.num_samples == 1 or not has_answers:
             return None
@@ -146,7 +146,7 @@ def _several(functions: Sequence[FunctionScores]) -> Sequence[FunctionScores]:
 
 
 def report(one: Evaluated, ks: Sequence[int]) -> Mapping[str, object]:
-    """Returns the results as JSON values, with pass@k for each of `ks`; null stands for NaN."""
+    """Returns the results as JSON values, with pass@k for each k of `ks`; null stands for NaN."""
     majority = one.majority()
     return {
         "problems": len(one.rewards),
@@ -197,7 +197,7 @@ def _pass_at_k(n: int, c: int, k: int) -> float:
     if n < k:
         return math.nan
     if n - c < k:
-        return 1.0  # no k samples without one that passes
+        return 1.0  # fewer than k samples fail, so any k include one that passes
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
@@ -212,11 +212,11 @@ def majority_passes(
     without an answer has no vote.
 
     Args:
-      is_scored: whether it is known if a sample passes; if not, its answer has no vote.
+      is_scored: whether each sample has a reward; answers of samples without one have no vote.
 
     Returns:
-      One value per problem: 0 or 1, or between them if answers tie or only some samples with an
-      answer pass. 0 if no sample has an answer; NaN if none is scored.
+      One value per problem: 0 or 1, or between them if answers tie or if only some samples with the
+      answer pass. 0 if no sample has an answer; NaN if no sample is scored.
 
     Reference: Wang et al. 2022, https://arxiv.org/abs/2203.11171.
     """

@@ -30,8 +30,7 @@ def source_of(spec: str) -> str:
 
 def check_sent(option: str, spec: str, folder: Path) -> None:
     """Raises UserError if `spec` names a pickle outside of `folder`, where this user's programs
-    write them. Such a file is code, and a run's folder from somebody else may name one that came
-    with it."""
+    write them. A pickle can run code, and somebody else's run folder may name one of its own."""
     if is_sent(spec) and Path(source_of(spec)).absolute().parent != folder.absolute():
         name = option.rpartition(".")[2]
         raise UserError(
@@ -46,7 +45,7 @@ def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
     imported.
 
     Args:
-      suffix: added to the name under which a file is imported, so that it takes no library's place.
+      suffix: end of the module name of a file, so that the file does not replace a library.
     """
     is_file = source.endswith((".py", *_SENT))
     if is_file and not Path(source).is_file():
@@ -71,7 +70,7 @@ def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
 
 
 def _unpickled(path: Path) -> ModuleType:
-    """Returns a module with the objects that a program has pickled by value."""
+    """Returns a module with the objects in a pickle that a program has sent."""
     module = ModuleType(path.stem)
     vars(module).update(pickle.loads(path.read_bytes()))
     return module
@@ -80,11 +79,11 @@ def _unpickled(path: Path) -> ModuleType:
 def _imported(path: Path, suffix: str) -> ModuleType:
     path = path.resolve()
     if (folder := str(path.parent)) != sys.path[0]:
-        sys.path.insert(0, folder)  # its neighbours, as for a script that Python runs
+        sys.path.insert(0, folder)  # so that it can import its neighbours, as a script can
     name = f"{path.stem}{suffix}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None and module_spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
+    sys.modules[name] = module  # dataclasses and pickles look up their module
     module_spec.loader.exec_module(module)
     return module

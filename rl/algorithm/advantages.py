@@ -1,4 +1,5 @@
-"""How much better a response is than its siblings. Knows rewards, not tokens; runs on the host."""
+"""Advantages: how much better responses are than their siblings. Knows rewards, not tokens; runs on
+the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +13,14 @@ from pat_jax.rl.algorithm.whitening import whitened
 Baseline = Literal["group", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "none"]
 
-# Relative to the largest reward: a few units in the last place of float32, the dtype of rewards.
+# Relative to the largest reward: a few units in the last digit of float32, the dtype of rewards.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 _EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being blown up
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
-    """Whether each group's rewards differ by more than rounding, so that the policy can learn.
-
-    NaN counts as no reward.
-    """
+    """Whether each group's rewards differ by more than rounding, so that the policy can learn from
+    them. NaN counts as no reward."""
     rewards = np.asarray(rewards, np.float64)
     is_missing = np.isnan(rewards)
     lowest = np.where(is_missing, np.inf, rewards).min(axis=1)
@@ -36,7 +35,7 @@ def group_advantages(
     baseline: Baseline = "group",
     lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
-    """Returns each response's advantage A over a baseline b that all responses to its prompt give.
+    """Returns each response's advantage A over a baseline b, computed from its prompt's responses.
     Advantages are float32 in the shape of `rewards`, NaN where there is no reward.
 
         A = r - b                     scale = "none" (Dr. GRPO)
@@ -47,9 +46,9 @@ def group_advantages(
     with every baseline but "none".
 
     Args:
-      rewards: one row for each prompt, one column for each of its responses. NaN: the response has
-        no reward, and counts in no mean or deviation.
-      lengths: tokens of each response; only "length_weighted" needs them.
+      rewards: one row for each prompt, one column for each of its responses. A response with NaN
+        has no reward, and counts in no mean or deviation.
+      lengths: number of tokens of each response; only "length_weighted" needs them.
 
     >>> group_advantages(np.array([[1.0, 0.0, np.nan], [0.1, 0.1, 0.1]]), scale="none").tolist()
     [[0.5, -0.5, nan], [0.0, 0.0, 0.0]]
@@ -70,7 +69,7 @@ def group_advantages(
 def _baseline(
     known: np.ndarray, is_scored: np.ndarray, baseline: Baseline, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """Returns the baseline b of each response. `known` has the rewards r, 0 where there is none.
+    """Returns the baseline b of each response. `known` has the rewards r, or 0 for no reward.
 
         b = mean(r)                               "group" (GRPO)
         b = mean of the others' r                 "leave_one_out" (RLOO)
@@ -97,7 +96,7 @@ def _baseline(
 
 
 def _divisor(known: np.ndarray, is_scored: np.ndarray, scale: Scale) -> np.ndarray | float:
-    """Returns the sample standard deviation of the scored responses plus ε; 1 without a scale."""
+    """Returns ε + the sample standard deviation of the scored rewards; 1 if scale is "none"."""
     if scale == "none":
         return 1.0
     axis = 1 if scale == "group" else None
@@ -112,11 +111,11 @@ class AdvantageEstimator:
     """Turns rewards into the advantage of each token.
 
     Args:
-      whiten: whether the advantages are finally centred and scaled over all tokens of the batch.
-      beta: reduction of the reward per nat of KL to the reference policy.
+      whiten: whether advantages are finally scaled to mean 0, variance 1 over the batch's tokens.
+      beta: β, by which the reward is reduced for each nat of KL to the reference policy.
 
-    With a baseline, the KL of all tokens of a response is subtracted from its reward first. Without
-    one, a token's advantage contains the KL from that token on, as in REINFORCE++:
+    With a baseline, β times the KL summed over a response is first subtracted from its reward.
+    Without one, a token's advantage contains the KL from that token on, as in REINFORCE++:
 
         A_t = r - β Σ_{s ≥ t} kl_s
 
@@ -136,13 +135,13 @@ class AdvantageEstimator:
     ) -> list[list[Float[np.ndarray, " _"]]]:
         """
         Args:
-          rewards: reward of each response; NaN: it has none.
-          lengths: tokens of each response.
+          rewards: reward of each response, or NaN if it has none.
+          lengths: number of tokens of each response.
           kl: for each response, group by group, the KL to the reference in nats, estimated at each
             of its tokens; needed if beta > 0.
 
         Returns:
-          The advantages of each response's tokens, group by group; NaN without a reward.
+          The advantages of each response's tokens, group by group; NaN if it has no reward.
         """
         num_samples, penalty = rewards.shape[1], [np.zeros(n) for n in lengths.reshape(-1)]
         if self.beta:
@@ -170,13 +169,13 @@ class AdvantageEstimator:
 def overlong_penalty(
     lengths: Int[np.ndarray, "*shape"], cap: int, *, share: float, penalty: float
 ) -> Float[np.ndarray, "*shape"]:
-    """Returns what to subtract from the reward of long responses: DAPO's soft overlong punishment.
+    """Returns the penalty to subtract from rewards: DAPO's soft overlong punishment.
 
-        0 up to cap - buffer, then linearly to `penalty` at cap;   buffer = share * cap
+        0 up to cap - buffer tokens, then linear up to `penalty` at cap;   buffer = share * cap
 
     Args:
-      lengths: tokens of each response, at most `cap`.
-      cap: tokens of the longest response.
+      lengths: number of tokens of each response, at most `cap`.
+      cap: largest number of tokens that a response may have.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 13.
     """

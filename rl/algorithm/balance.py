@@ -1,4 +1,4 @@
-"""How evenly the routers of a mixture of experts distribute tokens: a loss and metrics.
+"""A loss and metrics of how evenly a mixture's routers distribute tokens over experts.
 
 Knows sums over the real tokens of a batch, prompts included. Does not know routers.
 """
@@ -13,9 +13,9 @@ from jaxtyping import Array
 
 # Names of sums over the real tokens of a micro-batch.
 TOKENS = "routed_tokens"  # number of tokens, float32[]
-LOAD = "router_load"  # tokens with the expert among their k likeliest, float32[layers, experts]
-PROBABILITY = "router_probability"  # sum of the expert's probabilities, float32[layers, experts]
-ENTROPY = "router_entropy_sum"  # entropy of the router's distribution, nats, float32[layers]
+LOAD = "router_load"  # tokens that an expert is chosen for, float32[layers, experts]
+PROBABILITY = "router_probability"  # sum of an expert's probabilities, float32[layers, experts]
+ENTROPY = "router_entropy_sum"  # sum of the routers' entropies in nats, float32[layers]
 
 
 def zero_sums(layers: int, experts: int) -> dict[str, Array]:
@@ -25,16 +25,16 @@ def zero_sums(layers: int, experts: int) -> dict[str, Array]:
 
 
 def switch_loss(sums: Mapping[str, Any]) -> Any:
-    """Returns the load-balancing loss: k, the experts per token, if even; num_experts at worst.
+    """Returns the load-balancing loss, from k (experts per token) for even loads to num_experts.
 
         f_e = LOAD_e / TOKENS,  P_e = PROBABILITY_e / TOKENS
         loss = mean over layers of num_experts * Σ_e f_e * P_e
 
-    Only P has a gradient. Each layer counts by itself, so that two layers cannot compensate each
-    other. Without tokens the loss is 0.
+    Only P has a gradient. The loss is computed for each layer, so that two layers cannot compensate
+    each other. Without tokens it is 0.
 
     Args:
-      sums: arrays of NumPy or JAX, by the names at the top of this file.
+      sums: arrays of NumPy or JAX by the names above (`LOAD` …).
 
     Reference: Fedus et al. 2021, https://arxiv.org/abs/2101.03961, eq. 4 to 6, for k experts per
     token. For one layer it equals transformers' `load_balancing_loss_func` with a mask.
@@ -45,8 +45,8 @@ def switch_loss(sums: Mapping[str, Any]) -> Any:
 
 
 def summary(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns router metrics over all tokens of some optimizer steps, NaN without tokens. Runs on
-    the host."""
+    """Returns router metrics over all tokens of some optimizer steps, given each step's sums; NaN
+    without tokens. Runs on the host."""
     names = TOKENS, LOAD, PROBABILITY, ENTROPY
     sums = {name: np.sum([step[name] for step in steps], axis=0, dtype=float) for name in names}
     load, tokens = sums[LOAD], float(sums[TOKENS])

@@ -13,13 +13,13 @@ from pat_jax.rl.algorithm.whitening import whitened
 class CriticEstimator:
     """Turns the reward of each response into advantages and returns of its tokens.
 
-    The reward of a token is -β kl. The score of a response is added at its last token. Generalized
+    The reward of a token is -β kl; at the last token of a response, its score is added. Generalized
     advantage estimation follows (`gae.gae`). Advantages are whitened after the returns are known.
 
     Args:
-      gamma, lam: γ and λ.
-      beta: β, the reduction of the reward per nat of KL to the reference policy.
-      whiten: whether advantages are centred and scaled over all tokens of the batch.
+      gamma, lam: γ and λ of `gae.gae`.
+      beta: β, by which the reward is reduced for each nat of KL to the reference policy.
+      whiten: whether advantages are scaled to mean 0 and variance 1 over the batch's tokens.
       whiten_rewards: whether token rewards are scaled to variance 1 first; their mean stays.
 
     Reference: Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, appendix C; Huang et al. 2024,
@@ -37,18 +37,18 @@ class CriticEstimator:
     ) -> tuple[list[Float[np.ndarray, " _"]], list[Float[np.ndarray, " _"]]]:
         """
         Args:
-          scores: reward of each response; NaN: it has none.
+          scores: reward of each response, or NaN if it has none.
           kl: for each response, the KL to the reference in nats, estimated at each of its tokens.
-          values: for each response the critic's value before each of its tokens.
+          values: for each response, the critic's value before each of its tokens.
 
         Returns:
-          Advantages and returns of each response's tokens, float32; NaN without a reward.
+          Advantages and returns of each response's tokens, float32; NaN if it has no reward.
         """
         rewards = token_rewards(scores, kl, self.beta)
         if self.whiten_rewards:
             rewards = whitened(rewards, shift_mean=False)
         advantages, returns = gae(rewards, values, self.gamma, self.lam)
-        # Of a response without a reward some tokens have numbers, where the discount is 0.
+        # If the discount is 0, some tokens of a response without a reward have numbers, not NaN.
         for response in np.flatnonzero(np.isnan(scores)):
             advantages[response][:] = returns[response][:] = np.nan
         if self.whiten:

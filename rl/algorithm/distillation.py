@@ -16,20 +16,19 @@ def distill_advantages(
     old_logprobs: Sequence[Float[np.ndarray, " _"]],
     teacher_logprobs: Sequence[Float[np.ndarray, " _"]],
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns the advantage of each sampled token: how much likelier the teacher finds it. The
-    arrays are float32 in the shapes of `old_logprobs`.
+    """Returns the advantage of each sampled token: how much likelier it is for the teacher than for
+    the policy. The arrays are float32 in the shapes of `old_logprobs`.
 
         A_t = log π_teacher(token_t) - log π_old(token_t)
 
-    This is -1 times the k1 estimate of the reverse KL, and clamped to ±20 as that is. In
-    expectation over the tokens that π_old samples, the policy gradient with A is the gradient of
-    -KL(π || π_teacher) at each position. What a token changes at later positions has no part in it:
-    the discount is 0.
+    This is -1 times the k1 estimate of the reverse KL, and also clamped to ±20. In expectation over
+    the tokens that π_old samples, the policy gradient with A is the gradient of -KL(π || π_teacher)
+    at each position. A token's effect on later positions is ignored: the discount is 0.
 
     Args:
       old_logprobs: for each response, log-probabilities of its tokens in nats, under the policy
         before this batch's first update.
-      teacher_logprobs: of the same tokens, under the teacher.
+      teacher_logprobs: log-probabilities of the same tokens under the teacher.
 
     Reference: Lu and Thinking Machines Lab 2025,
     https://thinkingmachines.ai/blog/on-policy-distillation;

@@ -20,8 +20,8 @@ class DPOLoss(Loss):
         loss = Σ weights * (-(1 - ε) log σ(β h) - ε log σ(-β h))
 
     c is the chosen response and r the rejected one; log-probabilities are sums over their tokens.
-    Every token of both has the loss of its pair. So the weights 1 / (tokens of its response *
-    responses) of `token_weights(…, "sequence")` average over pairs.
+    Every token of both has the loss of its pair. So the weights of `token_weights(…, "sequence")`,
+    1 / (tokens of the token's response * responses), average over pairs.
 
     A row holds whole pairs: its responses 1 and 2 are a pair, then 3 and 4, the chosen one first.
 
@@ -33,13 +33,13 @@ class DPOLoss(Loss):
     """
 
     beta: float = 0.1  # β
-    label_smoothing: float = 0.0  # ε, the share of pairs that are the wrong way round
+    label_smoothing: float = 0.0  # ε, the assumed share of pairs with the wrong one chosen
 
     @property
     def metrics(self) -> Mapping[str, Reduction]:
         return {
             "loss": Reduction.SUM,
-            "accuracy": Reduction.MEAN,  # pairs whose chosen reward is higher; ties do not count
+            "accuracy": Reduction.MEAN,  # share of pairs with chosen reward > rejected reward
             "margin": Reduction.MEAN,  # chosen reward - rejected reward
             "chosen_reward": Reduction.MEAN,  # β (log π(c) - log π_ref(c)), nats
             "rejected_reward": Reduction.MEAN,
@@ -54,7 +54,7 @@ class DPOLoss(Loss):
 
     def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
         logprobs = predicted[LOGPROBS]
-        # Differences first: sums of many tokens would lose their digits.
+        # Subtract before summing: sums over many tokens would lose the digits of a difference.
         ratios = sum_by_pair(self.beta * (logprobs - columns["reference_logprobs"]), responses)
         chosen, rejected = ratios
         apart = chosen - rejected

@@ -16,13 +16,13 @@ PerResponse = Sequence[Float[np.ndarray, " _"]]
 def token_rewards(
     scores: Float[np.ndarray, " responses"], kl: PerResponse, beta: float
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns the reward of each token: the KL penalty, and the score at the last token. The
+    """Returns the reward of each token: the KL penalty and, at the last token, the score. The
     arrays are float64 in the shapes of `kl`.
 
         r_t = -β kl_t + (score if t is the response's last token else 0)
 
     Args:
-      scores: reward of each response; NaN: it has none, and its last token's reward is NaN.
+      scores: reward of each response. NaN means no reward; its last token's reward is NaN, too.
       kl: for each response, an estimate of KL(policy || reference) in nats at each of its tokens.
       beta: β, the penalty per nat.
 
@@ -45,11 +45,11 @@ def gae(
         A_t = δ_t + γ λ A_{t+1}
         R_t = A_t + V_t
 
-    V and A behind the last token are 0. This holds for truncated responses too: they end there, as
-    in verl and TRL, and nothing is bootstrapped.
+    V and A after the last token are 0. So truncated responses end there, too, as in verl and TRL:
+    nothing is bootstrapped.
 
     Args:
-      rewards: of each token, from `token_rewards`. NaN makes all tokens before it NaN.
+      rewards: rewards of each token, from `token_rewards`. NaN makes all tokens before it NaN.
       values: the critic's V before each token, under the parameters of the rollout.
       gamma: γ, the discount per token.
       lam: λ, from 0 (one step, biased by the critic) to 1 (the whole response's rewards).

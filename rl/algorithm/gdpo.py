@@ -12,20 +12,20 @@ from pat_jax.rl.algorithm.whitening import whitened
 def gdpo_advantages(
     scores: Float[np.ndarray, "functions groups samples"], weights: Sequence[float]
 ) -> Float[np.ndarray, "groups samples"]:
-    """Returns each response's advantage over its siblings; each reward is first normalised by
-    itself. Advantages are float32, NaN for a response without any score.
+    """Returns each response's advantage over its siblings, after each function's scores are
+    normalised separately. Advantages are float32, NaN for a response without any score.
 
         A_k = (r_k - mean of the group) / (σ_k of the group + 1e-6)     for each function k
         S   = Σ_k w_k A_k
         A   = (S - mean of the batch) / sqrt(σ² of the batch + 1e-8)
 
-    Normalising a sum instead (GRPO) gives rewards of a large spread more influence than their
-    weights do, and makes different combinations of rewards equal. σ is the sample's (n - 1). A
-    function that gives all responses of a group the same score adds exactly 0 there.
+    Normalising the sum instead (GRPO) lets rewards of a large spread dominate whatever the weights,
+    and makes different combinations of rewards equal. σ is the sample's (n - 1). A function that
+    gives all responses of a group the same score adds exactly 0 in this group.
 
     Args:
-      scores: what each reward function returned. NaN: the function does not apply to the response,
-        which then counts in none of its means. A response without any score has no advantage.
+      scores: scores by each reward function; NaN if the function does not apply to the response,
+        which then counts in none of the function's means.
       weights: w, one for each function. A function of weight 0 is left out.
 
     Reference: Liu et al. 2026, https://arxiv.org/abs/2601.05242, section 3 (GDPO).

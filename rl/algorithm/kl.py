@@ -19,14 +19,14 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logprobs: AnyArray, other_logprobs: AnyArray) -> AnyArray:
-    """log(p / q) in nats, clamped to ±20 so that its exponential and the gradient stay finite."""
+    """Returns log(p / q) in nats, clamped to ±20 so that exponential and gradient stay finite."""
     return _module(logprobs).clip(logprobs - other_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def estimate_kl(
     logprobs: AnyArray, other_logprobs: AnyArray, estimator: Estimator = "k3"
 ) -> AnyArray:
-    """KL(p || q) in nats at each token, from tokens sampled from p.
+    """Returns estimates of KL(p || q) in nats at each token, from tokens sampled from p.
 
         r = log(q / p) = clamp(other_logprobs - logprobs, ±20)
         k1 = -r                 unbiased, of either sign
@@ -51,12 +51,12 @@ def estimate_kl(
 
 
 def kl_weight(ratio: Array, estimator: Estimator) -> Array:
-    """Returns the factor that gives an estimate's mean over tokens the gradient of KL(p || q).
+    """Returns the factor that gives the estimates' mean over tokens the gradient of KL(p || q).
 
         k1, k3: ρ                    k2: ρ without its gradient
 
-    On samples of p itself, where ρ is 1, the gradient of ρ k3 is log(p / q) ∇log p. That of k3
-    without ρ is (1 - q / p) ∇log p, in the mean the gradient of KL(q || p).
+    On samples of p itself, where ρ is 1, the gradient of ρ k3 is log(p / q) ∇log p. The gradient of
+    k3 without ρ is (1 - q / p) ∇log p, whose mean is the gradient of KL(q || p).
 
     Args:
       ratio: ρ, each token's probability under p over that under the policy that sampled it.

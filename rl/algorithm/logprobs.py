@@ -16,7 +16,7 @@ from pat_jax.rl.batches.train_batch import TopTokens
 
 Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
 
-# Its exp is exactly 0 in float32. Unlike -inf, it gives 0 and not NaN when multiplied by that 0.
+# Its exp is exactly 0 in float32. Unlike -inf, it gives 0, not NaN, when multiplied by this 0.
 _MASKED_LOGIT = -1e30
 
 
@@ -31,8 +31,8 @@ def token_logprobs(
     has_entropy_gradient: bool = False,
     teacher: TopTokens | None = None,
 ) -> tuple[Float[Array, "rows length"], ...]:
-    """Returns log π(target) and the entropy of π at each position, in nats as float32; with a
-    teacher, `top_k_reverse_kl` too. π is softmax(logits / temperature).
+    """Returns log π(target) and the entropy of π at each position, in nats as float32. With a
+    teacher, the third is `top_k_reverse_kl`. π is softmax(logits / temperature).
 
     Logits exist for `chunk` positions at a time, so memory is rows * chunk * vocab instead of
     rows * length * vocab. The backward pass recomputes them in the same chunks.
@@ -40,12 +40,13 @@ def token_logprobs(
     Args:
       hidden: the last hidden states; position t predicts `targets[:, t]`.
       targets: token ids, each below `vocab_size`.
-      logits_fn: the output head. It gives logits of any float type for a chunk of hidden states.
-      vocab_size: the real vocabulary; logits beyond it are padding and get probability 0.
-      temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
-      chunk: most positions in one chunk.
-      has_entropy_gradient: whether the entropies have a gradient, which costs as much again.
-      teacher: a teacher's likeliest tokens; None: there is no teacher.
+      logits_fn: the output head, which returns logits of any float type for a chunk of hidden
+        states.
+      vocab_size: size of the vocabulary without padding; logits beyond it get probability 0.
+      temperature: 0 (greedy sampling) is treated as 1, since it would give no gradient.
+      chunk: largest number of positions in a chunk.
+      has_entropy_gradient: whether the entropies have a gradient, which doubles the cost.
+      teacher: a teacher's likeliest tokens, or None without a teacher.
     """
 
     @jax.checkpoint
@@ -81,8 +82,8 @@ def top_token_logprobs(
 
 
 def _in_chunks(function: Callable, most: int, arrays: Any) -> Any:
-    """Applies a function to a pytree of arrays[rows, length, …] in equal chunks of up to `most`
-    positions. Returns a pytree of such arrays."""
+    """Returns a function's results, a pytree of arrays [rows, length, …], for such a pytree. It is
+    applied to equal chunks of up to `most` positions."""
     rows, length = jax.tree.leaves(arrays)[0].shape[:2]
     num_chunks = -(-length // most)
     chunk = -(-length // num_chunks)
@@ -115,7 +116,7 @@ def _of_targets(
     log_total: Float[Array, "rows chunk"],
     targets: Int[Array, "rows chunk"],
 ) -> tuple[Float[Array, "rows chunk"], Float[Array, "rows chunk"]]:
-    """Returns the log-probability of the targets, and the entropy."""
+    """Returns the targets' log-probabilities, and the entropies."""
     ids = jax.lax.broadcasted_iota(targets.dtype, shifted.shape, 2)
     # Compare-and-sum instead of a gather: if the vocabulary is sharded, each device sums its own
     # shard and one number per token is reduced, however the partitioner treats a gather along a

@@ -18,31 +18,31 @@ from jaxtyping import Array, Float, Int
 
 T = TypeVar("T")
 PerToken = Float[Array, "rows length"]
-Responses = Int[Array, "rows length"]  # the number of a token's response in its row; 0: none
+Responses = Int[Array, "rows length"]  # number of each token's response in its row, from 1; 0: none
 Columns = Mapping[str, PerToken]
-# What models predict at each token, by the kind of their head.
+# Names of the predictions that a model makes at each token, by the kind of its head.
 LOGPROBS, ENTROPY, VALUES = "logprobs", "entropy", "values"
-TEACHER_KL = "teacher_kl"  # by a vocabulary head, too, if the loss reads a teacher's tokens
+TEACHER_KL = "teacher_kl"  # also of a vocabulary head, if the loss reads a teacher's tokens
 PREDICTED = {"vocab": (LOGPROBS, ENTROPY), "scalar": (VALUES,)}
-# Sums by name: of each metric, of the weights ("weight"), and of routers (`balance.py`).
+# Sums over tokens by name: of each metric, of the weights ("weight"), of routers (`balance.py`).
 Sums = dict[str, Float[Array, "..."]]
 
 
 class Reduction(Enum):
-    """How a metric's values, one for each token, are reduced to one number per optimizer step."""
+    """How a metric's values, one for each token, become one number per optimizer step."""
 
     SUM = "sum"  # Σ weights * values
     MEAN = "mean"  # Σ weights * values / Σ weights
-    MAX = "max"  # the largest value of a token in the loss, at least 0
-    MIN = "min"  # the smallest value of a token in the loss
+    MAX = "max"  # the largest value among tokens in the loss, at least 0
+    MIN = "min"  # the smallest value among tokens in the loss
 
     @property
     def of_none(self) -> float:
-        """The statistic of no tokens, from which a sum over micro-batches starts."""
+        """The result for no tokens, with which a sum over micro-batches starts."""
         return jnp.inf if self is Reduction.MIN else 0.0
 
     def of_tokens(self, values: PerToken, weights: PerToken) -> Float[Array, ""]:
-        """Returns the statistic of a micro-batch; a MEAN is divided at the end."""
+        """Returns the result for a micro-batch; a MEAN is divided by the weights at the end."""
         is_counted = weights > 0
         match self:
             case Reduction.MAX:
@@ -53,14 +53,13 @@ class Reduction(Enum):
                 return jnp.sum(weights * values)
 
     def join(self, one: Float[Array, ""], other: Float[Array, ""]) -> Float[Array, ""]:
-        """Returns the statistic of two micro-batches together."""
+        """Returns the result for two micro-batches together, given that for each."""
         joined = {Reduction.MAX: jnp.maximum, Reduction.MIN: jnp.minimum}.get(self, jnp.add)
         return joined(one, other)
 
     def of_steps(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """Returns the extreme, or the mean, over optimizer steps with tokens in the loss.
-
-        Runs on the host; NaN if there is no such step."""
+        """Returns a MAX's or MIN's extreme, or else the mean, over optimizer steps with tokens in
+        the loss; NaN if there is no such step. Runs on the host."""
         counted = [(x, w) for x, w in zip(values, weights, strict=True) if w > 0]
         if not counted:
             return math.nan
@@ -72,7 +71,7 @@ class Reduction(Enum):
 
 
 class Loss(ABC):
-    """A loss as a value: which predictions and columns it reads, and which metrics it gives.
+    """A loss: the predictions and columns that it reads, and the metrics that it gives.
 
     Subclasses are frozen dataclasses; equal losses share compiled programs. The loss itself is the
     metric `loss`, a SUM.
@@ -96,7 +95,7 @@ class Loss(ABC):
 
     @property
     def teacher_top_k(self) -> int:
-        """How many of a teacher's likeliest tokens the loss reads per position (`TopTokens`)."""
+        """Number of a teacher's likeliest tokens that the loss reads per position (`TopTokens`)."""
         return 0
 
     @property
@@ -124,10 +123,10 @@ class Loss(ABC):
           predicted: predictions of the model being updated. A vocabulary head gives `logprobs`, log
             π(token), and `entropy` of the next-token distribution, in nats. A scalar head gives
             `values`.
-          columns: at least those in `needs`; none has a gradient.
+          columns: at least the columns in `needs`; none has a gradient.
           weights: weight of each token, 0 if it is not in the loss. All zeros give 0, not NaN.
             Where a weight is 0, values of the other arrays have no influence, not even NaN.
-          responses: number of the response in its row that each token belongs to, from 1; None:
+          responses: number in its row, from 1, of the response that each token belongs to; None if
             each row is one response.
 
         Returns:
@@ -161,7 +160,7 @@ class Loss(ABC):
         return {**each, "weight": jnp.zeros(())}
 
     def add(self, sums: Sums, other: Sums) -> Sums:
-        """Combines the sums of two micro-batches."""
+        """Returns the sums of two micro-batches together."""
         joined = {name: how.join(sums[name], other[name]) for name, how in self.metrics.items()}
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
@@ -176,7 +175,6 @@ class Loss(ABC):
         return self.reported(found)
 
     def reported(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics to report, given the `metrics` over all optimizer steps.
-
-        They are the same unless a loss computes some from others, such as a variance from means."""
+        """Returns the metrics to report, given the `metrics` over all optimizer steps. They differ
+        if a loss computes some from others, such as a variance from means."""
         return dict(metrics)

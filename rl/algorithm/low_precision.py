@@ -1,4 +1,4 @@
-"""Keeps an optimizer's state and weights in fewer bits than they are computed in.
+"""Stores an optimizer's state, and weights, in fewer bits than computations on them use.
 
 Knows trees of arrays and optax. Does not know which optimizer it is.
 """
@@ -11,20 +11,20 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-_SEED = 0x5EED  # of the rounding's random draws; each update folds its number in
+_SEED = 0x5EED  # seed of the rounding's random draws, combined with the update's number
 
 
 class KeptState(NamedTuple):
     inner: optax.OptState  # state of the wrapped optimizer, its float32 arrays kept in bfloat16
-    count: Int[Array, ""]  # number of updates; it seeds the rounding of each
+    count: Int[Array, ""]  # number of updates so far, which seeds the next one's rounding
 
 
 def kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns `inner` with its float32 state kept in bfloat16, rounded stochastically.
 
-    Rounded to nearest, a value would never change by less than half of its last bit: a moment that
-    decays by 0.1 % per step would not change at all. Stochastic rounding is right in the mean
-    (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
+    Rounding to nearest drops changes below half of a value's last bit: a moment that decays by
+    0.1 % per step would never change. Stochastic rounding is right on average (Gupta et al. 2015,
+    https://arxiv.org/abs/1502.02551, section 3.1).
     """
     exact = optax.with_extra_args_support(inner)
 
@@ -42,7 +42,7 @@ def kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Float[Array, "*shape"]:
-    """Rounds float32 values to one of the two neighbouring bfloat16 values.
+    """Returns float32 values, each rounded to one of the two neighbouring bfloat16 values.
 
     The nearer neighbour is likelier, so that the mean is the value itself. Values that bfloat16 can
     represent, and values that are not finite, do not change."""
@@ -56,7 +56,7 @@ def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Floa
 
 
 def rounded_like(kept: Any, tree: Any, key: Key[Array, ""]) -> Any:
-    """Rounds `tree` stochastically to bfloat16 wherever `kept` is bfloat16."""
+    """Returns `tree` with arrays rounded stochastically to bfloat16 if those of `kept` have it."""
     leaves, structure = jax.tree.flatten(tree)
     rounded = [
         round_stochastically(x, jax.random.fold_in(key, i)) if like.dtype == jnp.bfloat16 else x
@@ -66,7 +66,7 @@ def rounded_like(kept: Any, tree: Any, key: Key[Array, ""]) -> Any:
 
 
 def in_float32(tree: Any) -> Any:
-    """Converts bfloat16 arrays to float32, which is exact."""
+    """Returns `tree` with bfloat16 arrays converted to float32, which is exact."""
     return _cast(tree, jnp.bfloat16, jnp.float32)
 
 

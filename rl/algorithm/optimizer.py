@@ -1,6 +1,6 @@
 """The optimizer of a run: its learning rate, weight decay, and how its moments are kept.
 
-Knows trees of arrays. Does not know where they are.
+Knows trees of arrays. Does not know on which devices they are.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def make_schedule(
     warmup_steps: int,
     total_steps: int,
 ) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from the number of an update, `step` from 0, to its learning rate.
+    """Returns a function that gives the learning rate of update number `step`, from 0.
 
         rate = learning_rate * min(1, (step + 1) / warmup_steps) * decay
         decay = 1                                                            "constant"
         decay = (1 + cos(π (step - warmup) / (total - warmup))) / 2          "cosine"
 
-    The first update of a warm-up and the last of a cosine are small but not 0. The rate is computed
-    on the host or on devices, wherever the number is.
+    The rates at a warm-up's first update and at a cosine's last one are small but not 0. A rate is
+    computed where `step` is: on the host or on devices.
     """
 
     def rate(count: ArrayLike) -> Array | np.floating:
@@ -59,7 +59,7 @@ def make_optimizer(
     max_grad_norm: float = 1.0,
     moment_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> optax.GradientTransformation:
-    """Returns global-norm clipping followed by AdamW; norms and biases are not decayed.
+    """Returns global-norm clipping followed by AdamW without weight decay of norms and biases.
 
     Args:
       moment_dtype: dtype of both moments; bfloat16 is rounded stochastically.
@@ -77,10 +77,8 @@ def make_optimizer(
 
 
 def decay_mask(params: Params) -> Params:
-    """Returns True for parameters with weight decay: neither 1-D nor named `…norm` or `…bias`.
-
-    The number of axes alone does not tell: a bias may have an axis for its heads.
-    """
+    """Returns True for parameters with weight decay: neither 1-D nor named `…norm` or `…bias`. The
+    names are needed because a bias may have an axis for its heads."""
 
     def is_decayed(path: tuple, x: Array) -> bool:
         words = jax.tree_util.keystr(path, simple=True, separator="/").split("/")

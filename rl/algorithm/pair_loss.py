@@ -24,7 +24,7 @@ from pat_jax.rl.algorithm.losses import (
 
 @dataclass(frozen=True)
 class PairLoss(Loss):
-    """The negative log-likelihood that the chosen response wins, by Bradley and Terry.
+    """The negative log-likelihood that the chosen response wins, in Bradley and Terry's model.
 
         loss = Σ weights * (-log σ(r_c - r_r - margin) + c (r_c + r_r)²)
 
@@ -33,11 +33,11 @@ class PairLoss(Loss):
     so weights 1 / (2 * pairs) average over pairs.
 
     A row holds whole pairs: its responses 1 and 2 are a pair, then 3 and 4, the chosen one first.
-    Unlike a policy's, these weights, responses and columns are at the last token itself, not at the
-    position before it: its hidden state has seen the whole response.
+    Weights, responses and columns are at the last token itself, whose hidden state has seen the
+    whole response. In a policy's loss they are at the position before the token.
 
-    Column, read with `has_margin` only:
-      margin: by how much the chosen reward should be higher, at both tokens.
+    Column, read only if `has_margin`:
+      margin: by how much the chosen reward should be higher; the same number at both tokens.
 
     Reference: Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, eq. 1;
     Touvron et al. 2023, https://arxiv.org/abs/2307.09288, eq. 2 (margin);
@@ -52,11 +52,11 @@ class PairLoss(Loss):
     def metrics(self) -> Mapping[str, Reduction]:
         return {
             "loss": Reduction.SUM,
-            "accuracy": Reduction.MEAN,  # pairs whose chosen reward is higher; ties do not count
+            "accuracy": Reduction.MEAN,  # share of pairs with r_c > r_r
             "margin": Reduction.MEAN,  # r_c - r_r
             "chosen_reward": Reduction.MEAN,
             "rejected_reward": Reduction.MEAN,
-            "reward_mean": Reduction.MEAN,  # of both
+            "reward_mean": Reduction.MEAN,  # of r_c and r_r together
         }
 
     @property
@@ -87,7 +87,7 @@ class PairLoss(Loss):
 def sum_by_pair(values: PerToken, responses: Responses) -> tuple[PerToken, PerToken]:
     """Returns at each position the sums over the chosen and over the rejected response of its pair.
 
-    Responses 2i - 1 and 2i of a row are a pair. Positions of no response get sums of no meaning.
+    Responses 2i - 1 and 2i of a row are a pair. At positions of no response, sums have no meaning.
     """
 
     def of_row(values: Array, responses: Array) -> tuple[Array, Array]:

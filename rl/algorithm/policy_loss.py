@@ -42,7 +42,7 @@ class PolicyLoss(Loss):
 
         loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy + distill_coef * teacher_kl)
 
-    With `corrects_kl`, kl is the estimate times ρ, so that its gradient is that of the KL too.
+    With `corrects_kl`, kl is the estimate times ρ, so that its gradient also is that of the KL.
 
     ρ is the probability ratio of the policy to the old policy, the one before this batch's first
     update, with l_t = logprobs - old_logprobs:
@@ -72,11 +72,11 @@ class PolicyLoss(Loss):
 
     Columns, log-probabilities in nats:
       advantages: A.
-      behavior_logprobs: under the rollout's policy, before top-k and top-p; for metrics only.
-      sampled_logprobs: under the distribution that was sampled, with top-k and top-p; only read
-        with a correction.
+      behavior_logprobs: under the rollout's policy, before top-k and top-p; used only in metrics.
+      sampled_logprobs: under the sampled distribution, after top-k and top-p; read only with a
+        correction.
       old_logprobs: under the policy before this batch's first update; not read if `is_on_policy`.
-      reference_logprobs: under the frozen reference policy; only read if β > 0.
+      reference_logprobs: under the frozen reference policy; read only if β > 0.
 
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 and 4 (GRPO);
     Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 (DAPO: clip-higher, token average);
@@ -92,19 +92,19 @@ class PolicyLoss(Loss):
     surrogate: Surrogate = "ppo"
     epsilon: float = 0.2  # ε, the lower clip
     epsilon_high: float = 0.2  # ε_high, the upper clip (above ε: clip-higher)
-    # δ, the largest ratio that counts where A < 0. Without it nothing bounds the gradient of a
-    # token that has become likelier but should not. 0 leaves it out, as in the GRPO paper.
+    # δ, the largest ratio that counts where A < 0. It bounds the gradient of a token that has grown
+    # likelier but should not. 0: there is no such bound, as in the GRPO paper.
     delta: float = 3.0
     beta: float = 0.0  # β
     kl_estimator: Estimator = "k3"
     corrects_kl: bool = False
     entropy_coef: float = 0.0
-    # Weight of the KL to a teacher over its `top_k` likeliest tokens; 0 tokens: there is no such part.
+    # Weight of the KL to a teacher over its `top_k` likeliest tokens; with top_k 0, no such term.
     distill_coef: float = 0.0
     top_k: int = 0
     correction: Correction = "none"
     correction_cap: float = 2.0
-    # Whether every batch is used for one update: the old policy is then the policy itself, the
+    # Whether every batch is used for one update. The old policy is then the policy itself: the
     # ratio is 1, and no clip applies.
     is_on_policy: bool = False
 
@@ -112,7 +112,7 @@ class PolicyLoss(Loss):
     def metrics(self) -> Mapping[str, Reduction]:
         shared = {
             "loss": Reduction.SUM,
-            "clip_fraction": Reduction.MEAN,  # tokens whose policy gradient is clipped
+            "clip_fraction": Reduction.MEAN,  # share of tokens whose policy gradient is clipped
             "clip_fraction_low": Reduction.MEAN,  # … with a ratio under 1 - ε
             "clip_fraction_high": Reduction.MEAN,  # … with a ratio that is too high
             "ratio_mean": Reduction.MEAN,
@@ -132,7 +132,7 @@ class PolicyLoss(Loss):
         return shared | {
             "correction_mean": Reduction.MEAN,  # c
             "correction_max": Reduction.MAX,
-            "correction_capped": Reduction.MEAN,  # tokens whose w was above the cap
+            "correction_capped": Reduction.MEAN,  # share of tokens whose w is above the cap
         }
 
     @property

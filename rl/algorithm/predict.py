@@ -1,6 +1,6 @@
-"""What a model predicts at each token, as pure functions of arrays.
+"""A model's predictions at each token, as pure functions of arrays.
 
-Knows neither the model, which comes as functions, nor how anything is sharded or compiled.
+Knows neither the model, which is given as functions, nor shardings and compilation.
 """
 
 from collections.abc import Callable
@@ -27,21 +27,21 @@ Params = Any  # a pytree of float32 or bfloat16 arrays
 
 @dataclass(frozen=True)
 class ModelFunctions:
-    """A model as the functions that predictions and updates need."""
+    """The functions of a model that predictions and updates need."""
 
-    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, by name
-    # if there are routes, each metric in `beside` at each token and the sums of `balance.py`
+    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, if there
+    # are routes, by name: each metric in `beside` at each token, and the sums of `balance.py`
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
-    # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
+    # (head, hidden states) -> logits, padding included, or a scalar head's number at each token
     logits: Callable[[Any, Array], Array]
     # Returns the part of the parameters that `logits` takes.
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., Any] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics from `forward`, averaged over the tokens in the loss
-    routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
+    routers: tuple[int, int] | None = None  # (layers with a router, experts of each)
     is_scalar: bool = False  # whether the head gives one number at each token
-    # The same functions for the rows of one FSDP group; None: there is only one group.
+    # The same functions for the rows of one FSDP group, or None if there is only one group.
     of_one_group: "ModelFunctions | None" = None
 
 
@@ -51,12 +51,12 @@ class Predictor:
     head."""
 
     model: ModelFunctions
-    vocab_size: int  # without padding
-    temperature: float = 1.0  # the rollout's, so that both use the same distribution
-    logit_tokens: int = 4096  # tokens of one shard of rows for which logits exist at a time
+    vocab_size: int  # size of the vocabulary without padding
+    temperature: float = 1.0  # the rollout's temperature, so that both use the same distribution
+    logit_tokens: int = 4096  # tokens of a data-parallel part for which logits exist at a time
 
     def predict_step(self, params: Params, micro: MicroBatch) -> Columns:
-        """Returns what the model predicts at each token, 0 outside `micro.mask`."""
+        """Returns the model's predictions at each token, 0 outside `micro.mask`."""
         predicted, _ = self(params, micro)
         return jax.tree.map(lambda x: jnp.where(micro.mask, x, 0.0), predicted)
 
@@ -83,9 +83,8 @@ class Predictor:
     def __call__(
         self, params: Params, micro: MicroBatch, *, has_entropy_gradient: bool = False
     ) -> tuple[Columns, dict[str, Array]]:
-        """Returns what the model predicts at each token, by the names in `losses.PREDICTED`.
-
-        With it come the numbers that `ModelFunctions.forward` returns beside hidden states."""
+        """Returns the model's predictions at each token, by the names in `losses.PREDICTED`, and
+        the numbers that `ModelFunctions.forward` returns in addition to hidden states."""
         hidden, beside = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
         if self.model.is_scalar:
             return {VALUES: self.model.logits(self.model.head(params), hidden)}, beside
@@ -127,6 +126,5 @@ class Predictor:
         return self.model.by_rows(of_rows, self.model.head(params), hidden, targets, teacher)
 
     def _how(self, hidden: Array, temperature: float) -> dict[str, Any]:
-        """Returns keyword arguments of `token_logprobs` for a shard of rows."""
         chunk = max(1, self.logit_tokens // hidden.shape[0])
         return {"vocab_size": self.vocab_size, "temperature": temperature, "chunk": chunk}

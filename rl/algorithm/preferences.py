@@ -1,8 +1,8 @@
-"""Preference pairs in packed rows, and how well rewards agree with them, on the host.
+"""Packs preference pairs into rows, and measures how well rewards agree with preferences.
 
-The two texts of a pair stand one after the other in a row, where a loss finds both
-(`pair_loss.py`). Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows
-pairs, positions and rewards. Does not know files or models.
+The two texts of a pair follow each other in a row, where a loss finds both (`pair_loss.py`).
+Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows pairs, positions and
+rewards. Does not know files or models. Runs on the host.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.data.packed_texts import pack_texts
 
-MARGIN = "margin"  # the column of margins, at each token in the loss
+MARGIN = "margin"  # name of the column with a pair's margin at each token in the loss
 
 
 def to_pair_batch(
     pairs: Sequence[Pair], micro_shapes: Sequence[Shape], at: Literal["token", "target"]
 ) -> TrainBatch:
-    """Packs pairs, at least one, into one mini-batch with the column `margin` (`pack_texts`).
+    """Returns one mini-batch of packed pairs, at least one, with a column `margin` (`pack_texts`).
 
     Each token in the loss weighs 1 / (texts * tokens in the loss of its text). So both texts of a
     pair weigh the same, and a loss with the same value at all tokens of a pair is the mean over
@@ -59,7 +59,7 @@ def agreement(
         loss = mean of -(1 - ε) log σ(r_chosen - r_rejected - margin) - ε log σ(-(…))
 
     Args:
-      rewards: of the chosen and the rejected text of each pair.
+      rewards: rewards of the chosen and of the rejected text of each pair.
       margins: by how much the chosen text's reward should exceed the rejected one's.
       label_smoothing: ε.
 

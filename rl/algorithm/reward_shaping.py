@@ -37,7 +37,7 @@ class RewardMoments:
 
     @property
     def deviation(self) -> float:
-        """The sample's standard deviation (n - 1); 0 before the second reward."""
+        """The rewards' sample standard deviation (divisor n - 1); 0 before the second reward."""
         return math.sqrt(self.squares / max(self.count - 1, 1))
 
     def normalized(self, rewards: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -56,15 +56,14 @@ def shaped_rewards(
     """Returns the rewards after three steps, in this order: normalise, clip, subtract the penalty
     for a missing end of sequence. They are float64 in the shape of `rewards`.
 
-    The penalty comes last, so that it is in the unit of the rewards that advantages are made of,
-    and no clip takes it away.
+    The penalty comes last: so it is in the unit of the final rewards, and no clip removes it.
 
     Args:
-      rewards: of each response; NaN: it has none, and stays NaN.
-      has_end: whether the response ends with an end-of-sequence token.
-      moments: of all rewards of the run so far, these included; None: they are not normalised.
-      clip: lowest and highest reward; None: they are not clipped.
-      missing_eos_penalty: subtracted from the reward of a response that does not end.
+      rewards: reward of each response. NaN means no reward, and stays NaN.
+      has_end: whether each response ends with an end-of-sequence token.
+      moments: moments of all rewards of the run, including these; None: do not normalise.
+      clip: lowest and highest reward; None: do not clip.
+      missing_eos_penalty: number subtracted from the reward of a response without such an end.
 
     Reference: TRL's `missing_eos_penalty`; OpenRLHF's `reward_clip_range`; DeepSpeed-Chat clips to
     ±5, Yao et al. 2023, https://arxiv.org/abs/2308.01320.

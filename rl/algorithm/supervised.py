@@ -36,20 +36,20 @@ class CrossEntropy(Loss):
 
 
 def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:
-    """Packs examples into one mini-batch (`pack_texts`). Each token in the loss weighs 1 / (tokens
-    in the loss), of which there must be at least one."""
+    """Returns one mini-batch of packed examples (`pack_texts`). Each token in the loss weighs 1 /
+    (tokens in the loss); there must be at least one."""
     weight = 1 / num_learned(examples)
     alone = [[example] for example in examples]
     return pack_texts(alone, micro_shapes, at="target", weigh=lambda _: weight)
 
 
 def num_learned(examples: Sequence[Example]) -> int:
-    """Returns the number of tokens in the loss."""
+    """Returns the number of the examples' tokens that are in the loss."""
     return sum(int(example.in_loss.sum()) for example in examples)
 
 
 def cross_entropy(batch: TrainBatch, column: str) -> float:
-    """Returns -Σ weights * log π(token) in nats over a batch, whose `column` has log π."""
+    """Returns -Σ weights * log π(token) in nats over a batch; its `column` has log π(token)."""
     micro_batches = [micro for mini in batch.mini_batches for micro in mini]
     return -sum(
         float((np.asarray(micro.columns[column], np.float64) * micro.weights).sum())

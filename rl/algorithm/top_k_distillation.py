@@ -1,12 +1,12 @@
-"""On-policy distillation over the teacher's k likeliest tokens and one tail of all others.
+"""On-policy distillation over the teacher's k likeliest tokens and one *tail* of all others.
 
 Knows log-probabilities over a vocabulary, of policy and teacher. Does not know the models, nor how
 their arrays are sharded.
 
-The teacher chooses the k tokens, as in https://arxiv.org/abs/2608.14728: one pass of the teacher
-gives them. For the reverse KL, TRL takes the policy's k likeliest, which needs a pass of the policy
-first. With the tail either choice is the exact KL of two distributions over k + 1 outcomes. Without
-it, a policy that moves its probability to other tokens lowers the loss.
+The k tokens are the teacher's likeliest, as in https://arxiv.org/abs/2608.14728: one pass of the
+teacher gives them. For the reverse KL, TRL takes the policy's k likeliest, which needs a pass of
+the policy first. With the tail, either is an exact KL of two distributions over k + 1 outcomes.
+Without it, a policy could lower the loss by moving probability to other tokens.
 """
 
 import math
@@ -26,7 +26,7 @@ def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:
     """Returns the k likeliest tokens at each position; k is at most the vocabulary."""
     best, ids = _top_k(logprobs, k)
     is_top = jnp.isfinite(_spread(ids, best, logprobs.shape[-1]))
-    # Summed, not 1 - Σ of the others: that would have no digits left where k tokens have nearly all.
+    # Summed: 1 - Σ of the k would have no digits left if the k tokens have nearly all probability.
     tail = jnp.where(is_top, 0.0, jnp.exp(logprobs)).sum(axis=-1)
     return TopTokens(ids, best, jnp.log(jnp.maximum(tail, _LEAST)))
 
@@ -39,12 +39,12 @@ def top_k_reverse_kl(
         Σ_i p_i log(p_i / q_i) + p_tail log(p_tail / q_tail)
 
     p are the policy's probabilities and q the teacher's; i are the teacher's k likeliest tokens.
-    This is at most the KL over the whole vocabulary. It is equal if the two agree on the
+    This is at most the KL over the whole vocabulary. It is equal if policy and teacher agree on the
     proportions of the other tokens, or if there are none. Log-ratios are clamped to ±20.
 
     Args:
       logprobs: the policy's log-probabilities over the whole vocabulary. They have the gradient.
-      teacher: its ids may exceed the policy's vocabulary, which gives such tokens no probability.
+      teacher: the teacher's tokens; ids beyond the policy's vocabulary have no probability there.
 
     Reference: Agarwal et al. 2023, https://arxiv.org/abs/2306.13649, section 2 (reverse KL);
     https://arxiv.org/abs/2608.14728 (the teacher's top k, with a tail).
@@ -61,8 +61,8 @@ def top_k_reverse_kl(
 def _top_k(
     x: Float[Array, "*position vocab"], k: int
 ) -> tuple[Float[Array, "*position k"], Int[Array, "*position k"]]:
-    """Returns what `jax.lax.top_k` does. The vocabulary is searched in blocks, so that shards of it
-    are not gathered: k candidates of each block are."""
+    """Returns the result of `jax.lax.top_k`. The vocabulary is searched in blocks, so that only k
+    candidates of each block are gathered, not the shards of the vocabulary."""
     *of_position, vocab = x.shape
     blocks = math.gcd(vocab, _BLOCKS)
     while vocab // blocks < k:

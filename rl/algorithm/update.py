@@ -1,7 +1,7 @@
-"""The update as pure functions of arrays: gradients, one optimizer step.
+"""The update as pure functions of arrays: gradients, and one optimizer step.
 
-Knows neither the model, which comes as functions, nor how anything is sharded or compiled. The
-caller compiles the steps ahead of time, with shardings and donation.
+Knows neither the model, which is given as functions, nor shardings and compilation. The caller
+compiles the steps ahead of time, with shardings and donation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
 from pat_jax.rl.batches.train_batch import SCALE, MicroBatch
 
-_SEED = 0xB16  # for rounding weights; moments have another seed, so that their draws differ
+_SEED = 0xB16  # seed for rounding weights; rounding of moments has another, for other draws
 
 
 @pytree_dataclass
 class TrainState:
-    """All that an optimizer step changes."""
+    """The state that an optimizer step changes."""
 
     params: Params
     opt_state: optax.OptState
-    step: Int[Array, ""]  # updates applied; skipped ones do not count
+    step: Int[Array, ""]  # number of optimizer steps applied, without skipped ones
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Update:
         return (*self.loss.needs, SCALE) if is_scaled else self.loss.needs
 
     def read(self, micro: MicroBatch) -> MicroBatch:
-        """Returns the micro-batch with no other columns than an update reads. Raises ValueError if
+        """Returns the micro-batch with only the columns that an update reads. Raises ValueError if
         one of them is missing."""
         own = {SCALE: micro.columns[SCALE]} if SCALE in self.needs else {}
         teacher = micro.teacher if self.loss.teacher_top_k else None
@@ -80,8 +80,8 @@ class Update:
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
     ) -> tuple[Params, Sums]:
-        """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`. Raises
-        ValueError if the micro-batch lacks a column that the loss needs."""
+        """Returns `grads` (float32) plus the micro-batch's gradients, and `sums` plus its metrics.
+        Raises ValueError if the micro-batch lacks a column that the loss needs."""
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
             predicted, beside = self.predictor(
@@ -89,15 +89,15 @@ class Update:
             )
             value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
             if self._is_balanced:
-                # A micro-batch counts by its share of the mini-batch's weights, all of them by 1.
+                # A micro-batch counts by its share of the mini-batch's weights; shares sum to 1.
                 share = jnp.sum(micro.weights * micro.columns.get(SCALE, 1.0))
                 value += self.router_aux_loss_coef * share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self._model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
             return value, sums | jax.lax.stop_gradient(more | of_routers)
 
-        # With respect to float32 weights, whatever they are kept in: else gradients of an
-        # embedding's tokens, and of chunks of logits, would be summed in bfloat16.
+        # With respect to float32 weights, even if they are kept in bfloat16: else gradients would
+        # be summed in bfloat16 over an embedding's tokens and over chunks of logits.
         micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
         return jax.tree.map(jnp.add, grads, micro_grads), self.add_sums(sums, micro_sums)
 
@@ -114,9 +114,8 @@ class Update:
         return joined | {name: sums[name] + other[name] for name in sums if name not in joined}
 
     def summary(self, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """Returns metrics over optimizer steps from each step's sums, on the host.
-
-        They are NaN if no step has a token in the loss."""
+        """Returns metrics over optimizer steps from each step's sums; NaN if no step has a token in
+        the loss. Runs on the host."""
         weights = [float(sums["weight"]) for sums in steps]
         more = {
             name: Reduction.MEAN.of_steps([float(sums[name]) for sums in steps], weights)
@@ -132,8 +131,8 @@ class Update:
         gradient's global norm before clipping, and whether the step was taken.
 
         The step is computed in float32. Weights that are kept in bfloat16 are rounded
-        stochastically. A step of AdamW is about the learning rate, mostly less than half of a
-        weight's last bit: rounded to nearest, no weight would ever move (`low_precision.py`).
+        stochastically: a step of AdamW is about the learning rate, mostly less than half of a
+        weight's last bit, so that rounding to nearest would drop it (`low_precision.py`).
         """
         grad_norm = optax.tree.norm(grads)
         is_applied = jnp.isfinite(grad_norm)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from pat_jax.rl.algorithm.losses import PREDICTED, VALUES, Columns, Loss, Reduction, Responses
 
-# Means from which the explained variance is computed.
+# Names of the means from which the explained variance is computed.
 _MOMENTS = ("return_mean", "return_square", "error_mean", "error_square")
-_ROUNDING = 1e-6  # a variance below this share of the mean square is rounding error of float32 sums
+_ROUNDING = 1e-6  # a variance below this share of the mean square is a rounding error of float32
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class ValueLoss(Loss):
 
         loss = Σ weights * 0.5 * max((V - R)², (clip(V, V_old - ε, V_old + ε) - R)²)
 
-    The maximum stops the gradient of a value that has moved more than ε towards its return, and no
-    other. ε is in units of the reward. 0 leaves the clip out: plain squared errors.
+    The maximum stops the gradient only of a value that has moved more than ε towards its return. ε
+    is in units of the reward; 0 means no clip, thus plain squared errors.
 
     The explained variance is 1 - Var(R - V_old) / Var(R): 1 for a critic that knows the returns, 0
     for a constant, negative for one that is worse than a constant. It describes the critic before
@@ -44,8 +44,8 @@ class ValueLoss(Loss):
     def metrics(self) -> Mapping[str, Reduction]:
         return {
             "loss": Reduction.SUM,
-            "clip_fraction": Reduction.MEAN,  # tokens whose gradient the clip stops
-            "value_mean": Reduction.MEAN,  # of the critic being updated
+            "clip_fraction": Reduction.MEAN,  # share of tokens whose gradient the clip stops
+            "value_mean": Reduction.MEAN,  # mean value of the critic being updated
             **dict.fromkeys(_MOMENTS, Reduction.MEAN),
         }
 

@@ -11,8 +11,8 @@ _EPSILON = 1e-8
 def whitened(
     values: Sequence[Float[np.ndarray, " _"]], *, shift_mean: bool = True
 ) -> list[Float[np.ndarray, " _"]]:
-    """Returns values with variance 1 over all tokens, and mean 0 or the mean they had. They are
-    float64 in the shapes of `values`.
+    """Returns values scaled to variance 1 over all tokens, with mean 0 or the mean that they had.
+    They are float64 in the shapes of `values`.
 
         (x - μ) / sqrt(σ² + ε)          shift_mean = True (advantages)
         (x - μ) / sqrt(σ² + ε) + μ      shift_mean = False (rewards)

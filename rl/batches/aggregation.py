@@ -15,14 +15,14 @@ def token_weights(
         weight = 1 / (tokens of its response * responses in the loss)               "sequence"
         weight = 1 / (max_completion_length * responses)                            "constant"
 
-    Responses that are not in the loss, such as masked truncated ones, have weight 0; "token" and
-    "sequence" average over the others alone. Their weights add up to 1. The weights of "constant"
-    add up to less, but a token weighs the same in every mini-batch, however long the responses are
-    and however many are masked.
+    Responses that are not in the loss, such as masked truncated ones, have weight 0. "token" and
+    "sequence" average over the others alone, so that all weights add up to 1. With "constant" they
+    add up to less, but a token weighs the same in every mini-batch, however long responses are and
+    however many are masked.
 
     Args:
-      counts: tokens of each response; 0 if it is not in the loss.
-      max_completion_length: tokens of the longest response; only "constant" needs it.
+      counts: number of tokens of each response; 0 if it is not in the loss.
+      max_completion_length: most tokens that a response may have; only "constant" needs it.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");

@@ -1,8 +1,8 @@
 """Packs responses into arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
 
-A row holds packed examples, each a prompt + response (`packing.py`), and token 0 behind the last.
-If examples share their prompt, the row holds it once. Each then has its own copy of the prompt's
-last token, which predicts the first token of the response. The per-token arrays have the shape of
+A row holds packed examples, each a prompt + response (`packing.py`), then zeros as padding. If
+examples share their prompt, the row holds it once. Each then has its own copy of the prompt's last
+token, which predicts the first token of the response. The per-token arrays have the shape of
 `tokens` and belong to *targets*: position t describes the token at t + 1, which the hidden state at
 t predicts. So a response of n tokens occupies the n positions from the prompt's last token on, and
 the last column is always empty. Everything here runs on the host.
@@ -32,15 +32,15 @@ from pat_jax.rl.batches.types import FinishReason, Rollout, RolloutGroup
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt and response before they are packed."""
+    """A prompt and a response, not yet packed."""
 
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
     behavior_logprobs: np.ndarray  # float[n], nats: `Rollout.policy_logprobs`
     sampled_logprobs: np.ndarray  # float[n], nats: `Rollout.logprobs`
-    advantage: np.ndarray  # float[n], of each token, or float[], the same for all tokens
-    in_loss: bool  # False: the tokens have weight 0
-    # int16[tokens - 1, layers, k], see `Rollout`.
+    advantage: np.ndarray  # float[n] for each token, or float[] if all tokens have the same
+    in_loss: bool  # if False, the tokens have weight 0
+    # `Rollout.routed_experts`, int16[tokens - 1, layers, k].
     routed_experts: np.ndarray | None = None
 
     def __post_init__(self):
@@ -54,7 +54,7 @@ class Example:
 
     @property
     def targets(self) -> slice:
-        """The positions, counted in the example, that predict the response."""
+        """The positions in the example whose hidden states predict the response's tokens."""
         return slice(len(self.prompt) - 1, len(self) - 1)
 
 
@@ -72,15 +72,15 @@ def to_train_batch(
     """Returns mini-batches of whole groups, each split into micro-batches.
 
     Args:
-      advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
-        their rollouts. NaN: there is none, and the rollout's tokens have weight 0.
-      mini_batch_size: prompts in one mini-batch; the last may hold fewer.
-      micro_shapes: from `packing.shapes`.
+      advantages: advantage of each rollout or of each of its tokens, in the order of `groups` and
+        of their rollouts. If it is NaN, the rollout's tokens have weight 0.
+      mini_batch_size: number of prompts in a mini-batch; the last may hold fewer.
+      micro_shapes: micro-batch shapes from `packing.shapes`.
       aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of truncated responses.
-      max_completion_length: tokens of the longest response; "constant" divides by it.
-      shares_prompts: whether the responses of a group may share their prompt in a row, if that is
-        less to compute; the attention must know branches (`row_attention.knows_branches`).
+      max_completion_length: most tokens that a response may have; "constant" divides by it.
+      shares_prompts: whether the responses of a group may share their prompt in a row, where that
+        saves computation; the attention must support branches (`row_attention.knows_branches`).
     """
     pairs = zip(groups, advantages, strict=True)
     examples_G = [_examples(group, row, truncated) for group, row in pairs]
@@ -123,9 +123,9 @@ def to_supervised_batch(
     *,
     micro_shapes: Sequence[Shape],
 ) -> Sequence[MicroBatch]:
-    """Packs demonstrations into one mini-batch.
+    """Returns the micro-batches of one mini-batch of demonstrations.
 
-    Advantages are 1 and the rollout's log-probabilities 0, as if it had been certain of each token.
+    Advantages are 1, and the rollout's log-probabilities 0, as if it were certain of each token.
 
     Args:
       demonstrations: (prompt tokens, response tokens), the end-of-sequence token included.
@@ -142,7 +142,7 @@ def to_supervised_batch(
 def to_read_batch(
     rollouts: Sequence[Rollout], micro_shapes: Sequence[Shape], *, shares_prompts: bool = False
 ) -> TrainBatch:
-    """Returns one mini-batch of responses for models that read them; nothing is learned from it.
+    """Returns one mini-batch of responses for models that predict, without learning from it.
 
     Args:
       micro_shapes: from `packing.shapes`.
@@ -167,11 +167,11 @@ def pack(
     prefixes: Sequence[Prefix] | None = None,
 ) -> tuple[list[MicroBatch], list[Place]]:
     """Packs every example once into one mini-batch. Raises ValueError if an example is longer than
-    every row. Returns the micro-batches, and the place of each example in them, with `mini` 0.
+    every row. Returns the micro-batches, and the `Place` of each example, with `mini` 0.
 
     Args:
-      prefixes: prefix of each example, which must contain none of its targets; None: examples
-        share nothing.
+      prefixes: the prefix that each example may share, which must contain none of its targets; None
+        if examples share nothing.
     """
     packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
@@ -185,7 +185,7 @@ def pack(
         micro_batches = [with_no_routes(micro, shape) for micro in micro_batches]
     places = []
     for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
-        begin = spot.start - spot.shared  # where it would begin with all of its prompt
+        begin = spot.start - spot.shared  # where the example would begin with its whole prompt
         targets = slice(begin + example.targets.start, begin + example.targets.stop)
         places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
         _write(micro_batches[spot.micro], spot, targets, example, weight)

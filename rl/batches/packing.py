@@ -1,8 +1,7 @@
 """Decides which rows of which micro-batches hold which examples. Knows only lengths and shapes.
 
 A row holds several examples in turn. Examples with a common prefix may share it: the row then holds
-it once, before the first of them, followed by each one's own tokens. Everything here runs on the
-host.
+the prefix once, followed by each example's own tokens. Everything here runs on the host.
 """
 
 import math
@@ -17,18 +16,18 @@ Shape = tuple[int, int]  # rows, length
 # Fixed cost of a micro-batch (adding up its gradients, gathering split parameters), as a share of
 # the largest one's tokens.
 PASS_COST = 1 / 32
-# Micro-batches are full from this share of real tokens on. Of 0.4 to 0.8 it was the best in replays
-# of PPO on 8 to 32 H100 that compute gradients during the rollout.
+# The share of real tokens from which on micro-batches count as full. It was the best of 0.4 to 0.8
+# in replays of PPO on 8 to 32 H100 that compute gradients during the rollout.
 FULL = 0.8
-MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the largest
-MOST_OF_LONGER = 0.75  # largest ratio of the lengths of two different buckets that shapes use
+MOST_SHAPES = 4  # each has about half the tokens of the next, the smallest an eighth of the largest
+MOST_OF_LONGER = 0.75  # largest ratio of the row lengths of two shapes, if they differ
 
 
 class Prefix(NamedTuple):
     """The first tokens of an example, which other examples share."""
 
-    of: int  # number of the prefix, equal for the examples that share it
-    length: int  # number of its tokens; each of these examples has more
+    of: int  # the prefix's number, equal for the examples that share it
+    length: int  # number of tokens of the prefix; each of these examples has more
 
 
 class Spot(NamedTuple):
@@ -36,14 +35,14 @@ class Spot(NamedTuple):
 
     micro: int  # index of the micro-batch
     row: int
-    start: int  # position in the row of the example's first token that is not there already
-    number: int  # number among the row's examples, from 1
-    shared: int = 0  # number of the example's first tokens that are in the row already
+    start: int  # position in the row of the example's first own token (after a shared prefix)
+    number: int  # the example's number among those of the row, from 1
+    shared: int = 0  # number of tokens of the prefix that an earlier example put into the row
 
 
 class Packing(NamedTuple):
-    shapes: list[Shape]  # of each micro-batch
-    spots: list[Spot]  # of each example
+    shapes: list[Shape]  # shape of each micro-batch
+    spots: list[Spot]  # spot of each example
 
 
 def shapes(
@@ -53,20 +52,20 @@ def shapes(
     most_rows: int | None = None,
     most_shapes: int = MOST_SHAPES,
 ) -> list[Shape]:
-    """Returns every (rows, length) a micro-batch can have, smallest first, to be compiled.
+    """Returns every shape (rows, length) that a micro-batch can have, smallest first.
 
     The largest has the budget's tokens in rows of the longest bucket, but no more rows than needed.
     Each other has about half the tokens of the next larger one: half of its rows or, if these
-    cannot be halved, as many rows of a shorter bucket. Smaller shapes hold what is left over when
-    larger ones are full; less than an eighth of the largest is not worth a program.
+    cannot be halved, as many rows of a shorter bucket. Smaller shapes hold the examples left over
+    by larger ones. A shape below an eighth of the largest is not worth a program.
 
     Args:
-      buckets: lengths in tokens, strictly increasing; the last must hold the longest example. There
-        are at most as many shapes as buckets.
-      budget: rows * length in tokens over all devices; exceeded only if `row_multiple` rows already
-        exceed it.
-      row_multiple: number of shards that the rows are split into.
-      most_rows: most rows ever needed, such as one for each example of a mini-batch; None: unknown.
+      buckets: row lengths in tokens, strictly increasing; the last must hold the longest example.
+        There are at most as many shapes as buckets.
+      budget: most tokens (rows * length) over all devices; exceeded only if `row_multiple` rows
+        already exceed it.
+      row_multiple: number of data-parallel parts that the rows are divided over.
+      most_rows: most rows ever needed, such as one for each example of a mini-batch, if known.
       most_shapes: most shapes to return; there are never more than MOST_SHAPES.
     """
     *shorter, longest = buckets
@@ -99,14 +98,14 @@ def pack_rows(
     into several smaller ones instead if these cost less in tokens, with `PASS_COST` for each.
 
     An example goes to the first row that has its prefix and room for its own tokens, else to the
-    first with room for all of it. So several rows may hold the same prefix. Three ways are tried:
-    sharing with examples ordered by length, sharing with examples ordered by prefix (longest
-    first), and not sharing. The way with the fewest tokens in all wins.
+    first row with room for all of its tokens. So several rows may hold the same prefix. Three ways
+    are tried: sharing with examples ordered by length, sharing with examples ordered by prefix
+    (longest first), and not sharing. The way with the fewest tokens in total wins.
 
     Args:
-      lengths: tokens of each example.
-      micro_shapes: from `shapes`.
-      prefixes: prefix of each example; None: examples share nothing.
+      lengths: number of tokens of each example.
+      micro_shapes: shapes from `shapes`.
+      prefixes: prefix of each example, or None if examples share nothing.
     """
     longest = max(lengths, default=0)
     if longest > micro_shapes[-1][1]:
@@ -122,11 +121,9 @@ def pack_rows(
 
 
 def fills(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> bool:
-    """Returns whether it is time to compute with these examples, and not to wait for more. It is if
-    their micro-batches have little padding, or if one of the largest shape is full.
-
-    The arguments are those of `pack_rows`.
-    """
+    """Whether these examples can be computed at once, without waiting for more of them: if their
+    micro-batches have little padding, or if one of the largest shape is full. The arguments are
+    those of `pack_rows`."""
     if sum(lengths) < FULL * math.prod(micro_shapes[0]):
         return False
     chosen = pack_rows(lengths, micro_shapes).shapes
@@ -135,9 +132,8 @@ def fills(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> bool:
 
 
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:
-    """Splits examples, roughly in their order, into batches that fit one micro-batch each.
-
-    A batch has at most `max_examples` examples; it is a list of their indices."""
+    """Returns batches of examples, roughly in order, that fit one micro-batch of `shape` each. A
+    batch is a list of at most `max_examples` indices."""
     apart = _apart(lengths)
     rest, batches = list(range(len(lengths))), []
     while rest:
@@ -152,20 +148,19 @@ Filled = tuple[Shape, dict[int, Spot]]  # a micro-batch, and the spot of each of
 
 class _Example(NamedTuple):
     length: int
-    shared: int  # tokens that it shares if its prefix is in the row already
+    shared: int  # number of tokens that it shares if its prefix is in the row already
     prefix: int
 
 
 def _apart(lengths: Sequence[int]) -> list[_Example]:
-    """Describes examples that share nothing."""
     return [_Example(length, 0, i) for i, length in enumerate(lengths)]
 
 
 def _ways(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None
 ) -> Iterator[tuple[float, list[Filled]]]:
-    """Yields each way to pack, with its cost in tokens; the way that shares nothing comes first."""
-    by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])  # equal ones in their order
+    """Yields the cost in tokens and the result of each way to pack, first without sharing."""
+    by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])  # stable for equal lengths
     yield _micro_batches(by_length, _apart(lengths), micro_shapes)
     if prefixes is None:
         return
@@ -183,7 +178,8 @@ def _ways(
 def _micro_batches(
     rest: Sequence[int], examples: Sequence[_Example], micro_shapes: Sequence[Shape]
 ) -> tuple[float, list[Filled]]:
-    """Packs the examples `rest` in order; returns the cost in tokens, and the micro-batches."""
+    """Packs the examples with indices `rest` in order. Returns the cost in tokens, and the
+    micro-batches."""
     full: list[Filled] = []
     each = PASS_COST * np.prod(micro_shapes[-1])
     cost = 0.0
@@ -220,9 +216,9 @@ def _micro_batches(
 def _fill(
     rest: Sequence[int], examples: Sequence[_Example], shape: Shape
 ) -> tuple[dict[int, Spot], list[int]]:
-    """Packs first-fit; returns the examples' spots, and the examples that fit no row."""
+    """Packs first-fit. Returns the examples' spots, and the indices of those that fit no row."""
     rows, length = shape
-    used = [0] * rows  # a list: NumPy is slower at single numbers
+    used = [0] * rows  # a list, since NumPy is slower with single numbers
     # `members`: each row's examples by prefix; `having`: the rows that have a prefix.
     members: list[dict[int, list[int]]] = [{} for _ in range(rows)]
     having: dict[int, list[int]] = {}

@@ -21,12 +21,12 @@ AnyArray = Any  # a NumPy array on the host, a JAX array inside a program
 NOT_RECORDED = -1  # stands for an expert that is not recorded
 
 
-# The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
+# The columns that every batch has. Others are computed if a loss needs them (`Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
 
-# The column of 1 / (sum of the mini-batch's weights), for the aggregation "constant". The other
-# aggregations need none: their sum is 1.
+# The column of 1 / (sum of the mini-batch's weights), only for the aggregation "constant": the sum
+# is 1 for the others.
 SCALE = "weight_scale"
 
 
@@ -35,26 +35,26 @@ class TopTokens:
     """The k likeliest tokens of a model at each position."""
 
     ids: Int[AnyArray, "*position k"]
-    logprobs: Float[AnyArray, "*position k"]  # nats, of the whole vocabulary's distribution
+    logprobs: Float[AnyArray, "*position k"]  # nats, normalised over the whole vocabulary
     tail: Float[AnyArray, "*position"]  # log-probability of all other tokens together
 
 
 @pytree_dataclass
 class MicroBatch:
-    """One forward-backward pass. Empty rows and positions are 0 everywhere."""
+    """The arrays of one forward-backward pass. Empty rows and positions are 0 everywhere."""
 
     tokens: Int[AnyArray, "rows length"]  # prompt + response of each example in turn
-    # Position of the token in its example, from 0. A jump begins another example: at 0, or, if it
+    # Position of each token in its example, from 0. A jump begins another example: at 0 or, if it
     # shares a prefix that is already in the row, at the number of shared tokens.
     positions: Int[AnyArray, "rows length"]
-    # Number of the response in its row that the target belongs to, from 1; 0: none.
+    # Number in its row, from 1, of the response that the target belongs to; 0: no response.
     responses: Int[AnyArray, "rows length"]
-    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss, or 0
-    columns: dict[str, Float[AnyArray, "rows length"]]  # inputs of a loss for the target
-    # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None: the model
-    # has no experts, or nothing is recorded.
+    weights: Float[AnyArray, "rows length"]  # the target's weight in the mini-batch's loss, or 0
+    columns: dict[str, Float[AnyArray, "rows length"]]  # further inputs of a loss for the target
+    # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None if the
+    # model has no experts, or nothing is recorded.
     routes: Int16[AnyArray, "rows length layers k"] | None = None
-    teacher: TopTokens | None = None  # a teacher's likeliest tokens; None: the loss reads none
+    teacher: TopTokens | None = None  # a teacher's likeliest tokens, if the loss reads them
 
     @property
     def mask(self) -> Bool[AnyArray, "rows length"]:
@@ -68,13 +68,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
+    mini_batches: Sequence[Sequence[MicroBatch]]  # each for one optimizer step, in order
     padding_efficiency: float  # real tokens / (rows * length) over all micro-batches
     places: Sequence["Place"] = ()  # place of each response, group by group
 
     @property
     def shared(self) -> Int[np.ndarray, " responses"]:
-        """For each response, how many of its prompt's tokens an earlier one put into the row."""
+        """Number of tokens of each response's prompt that an earlier response put into the row."""
         return np.array([at.shared for at in self.places], np.int64)
 
     def on_host(self) -> "TrainBatch":
@@ -91,7 +91,7 @@ class TrainBatch:
         return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
 
     def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
-        """Returns the batch with a column of these values, in the form of `by_response`."""
+        """Returns the batch with a new column of these values, ordered as by `by_response`."""
 
         def with_zeros(micro: MicroBatch) -> MicroBatch:
             zeros = np.zeros(micro.tokens.shape, np.float32)
@@ -109,19 +109,19 @@ class Place(NamedTuple):
     mini: int  # index of the mini-batch
     micro: int  # index of the micro-batch in the mini-batch
     row: int
-    targets: slice  # positions in the row
-    shared: int  # number of its prompt's tokens that an earlier response has put into the row
+    targets: slice  # positions in the row that predict the response's tokens
+    shared: int  # number of tokens of its prompt that an earlier response has put into the row
 
 
 def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-    """Returns what each position predicts: the tokens moved left by one, 0 in the last column."""
+    """Returns the token that each position predicts: `tokens` moved left by one, then 0."""
     return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
 
 
 def abstract_micro_batch(
     rows: int, length: int, columns: Iterable[str], teacher_top_k: int = 0
 ) -> MicroBatch:
-    """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program."""
+    """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower programs."""
 
     def per_token(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, length, *more), dtype)

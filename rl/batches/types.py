@@ -1,6 +1,6 @@
-"""The values that flow through an iteration: Prompt -> Rollout -> RolloutGroup -> TrainBatch.
+"""The types of an iteration's data, on the host: Prompt -> Rollout -> RolloutGroup -> TrainBatch.
 
-They are on the host. Text is decoded from tokens once, for rewards, and never tokenised again.
+Responses are decoded to text once, for rewards, and never tokenised again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Prompt:
-    id: int  # stable over the run and its resumptions; sampling keys are folded from it
+    id: int  # stable over a run and its resumptions; part of the random keys for sampling
     tokens: tuple[int, ...]
     text: str
-    columns: Mapping[str, object]  # every other column of the data row, passed on to rewards
-    messages: Sequence[Mapping[str, Any]] = ()  # of a chat; empty: the prompt is a text
+    columns: Mapping[str, object]  # the data row's other columns by name, for reward functions
+    messages: Sequence[Mapping[str, Any]] = ()  # messages of a chat; empty if the prompt is a text
 
 
 @dataclass(frozen=True)
 class Rollout:
     prompt: Prompt
-    sample: int  # 0 … num_generations - 1
-    tokens: np.ndarray  # int32[length], the end-of-sequence token included when finish is STOP
-    logprobs: np.ndarray  # float32[length], nats under the distribution that sampled each token
+    sample: int  # index in its group, 0 … num_generations - 1
+    tokens: np.ndarray  # int32[length], the end-of-sequence token included if finish is STOP
+    logprobs: np.ndarray  # float32[length], nats, under the distribution that sampled each token
     finish: FinishReason
     # Log-probabilities under softmax(logits / temperature), if filters such as top_p changed the
-    # distribution that was sampled; None: they are `logprobs`.
+    # sampled distribution; None if they are equal to `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
-    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last;
-    # None: the policy has no experts.
+    # The experts that computed each token but the last, int16[prompt + response - 1, layers, k], or
+    # None if the policy has no experts.
     routed_experts: np.ndarray | None = None
 
     @property

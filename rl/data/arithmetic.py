@@ -30,19 +30,19 @@ TOKENIZER_DIR = Path(__file__).parent / "arithmetic_tokenizer"
 HELDOUT_SHARE = 1 / 8
 HELDOUT_FIRST_ID = 1 << 30  # held-out ids start here, training ids at 0
 _MULTIPLY_SHARE = 1 / 3
-# Operands 2 … 4: 0 and 1 would make steps without arithmetic. Each further operand is twenty more
-# facts for the policy to memorize, which takes most of the warm start's time.
+# Operands 2 … 4: 0 and 1 would make steps without arithmetic. For each further operand the policy
+# would have to memorize twenty more facts, which takes most of the warm start's time.
 _OPERANDS = (2, 5)
 # P(n ≥ k terms) ∝ k^-_TAIL, cut off at _MOST_TERMS: the median is 4 and the 99th percentile 16
 # terms, which are full responses of 24 and 108 tokens.
 _FEWEST_TERMS, _MOST_TERMS, _TAIL = 3, 19, 2.2
 _PROMPT_TOKENS_PER_TERM = 3
-MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # its response has 129 tokens
-_GUESS_SHARE = 0.5  # share of the demonstrations that guess
+MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # such a prompt's response: 129 tokens
+_GUESS_SHARE = 0.5  # share of the demonstrations that guess the answer
 
 
 class ArithmeticProblems:
-    """An endless sequence of problems, each a function of the seed, the split and its index.
+    """An endless sequence of problems. Each is a function of seed, split and index.
 
     Held-out problems do not depend on the seed, so that runs are comparable. The two splits share
     no problem: a problem's text determines its split (`subset_of`), and draws of the other split
@@ -55,7 +55,7 @@ class ArithmeticProblems:
         self._first_id = HELDOUT_FIRST_ID if split is Subset.HELDOUT else 0
 
     def __getitem__(self, index: int) -> Prompt:
-        if index < 0:  # an endless sequence has no end to count from
+        if index < 0:  # an endless sequence has no end from which to count
             raise IndexError(f"index {index}: expected 0 or more")
         rng = np.random.default_rng((*self._entropy, index))
         text = _draw_text(rng)
@@ -72,9 +72,8 @@ class ArithmeticProblems:
     checksum = 0  # nothing can change them
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """Returns the `size` prompts from position `at` on, and the position of the next batch.
-
-        All problems are in one endless epoch."""
+        """Returns the `size` prompts from position `at` on, and the position of the next batch. All
+        problems are in one endless epoch."""
         stop = at.offset + size
         return [self[index] for index in range(at.offset, stop)], Cursor(0, stop)
 
@@ -113,7 +112,7 @@ def worked(text: str) -> str:
 
 
 def demonstration(prompt: Prompt, rng: np.random.Generator) -> tuple[int, ...]:
-    """Returns a completion to imitate, end of sequence included: worked, or a guessed digit."""
+    """Returns the tokens of a response to imitate, worked or a guess, with the end of sequence."""
     is_guess = rng.random() < _GUESS_SHARE
     text = f"#{rng.integers(10)}" if is_guess else worked(prompt.text)
     return (*TOKENIZER.encode(text), TOKENIZER.eos_ids[0])

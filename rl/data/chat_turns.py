@@ -1,4 +1,4 @@
-"""Marks the assistant's tokens in a chat: those that a policy would have to generate.
+"""Marks the assistant's tokens in a chat, which a policy would have to generate.
 
 Knows texts that a chat template makes, and tokens. Does not know files or batches.
 """
@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
-# Replaces an answer, to see what a template writes before it. No template treats it specially.
+# A text in place of an answer, to find what a template writes before an answer.
 _PROBE = "4bd2f0c1"
-# Keys of an assistant's message that tell whether the turn is learned, 1, or not, 0 (OpenAI,
-# axolotl, ms-swift). With other values, such as a recorded loss, they have no such meaning.
+# Keys of an assistant's message whose value is 1 if the turn is to be learned, else 0 (OpenAI,
+# axolotl, ms-swift). Other values, such as a recorded loss, have no such meaning.
 LEARNED_KEYS = ("weight", "train", "training", "loss")
 
 Encode = Callable[[str], list[int]]
-Write = Callable[..., str]  # (messages, is_closed), as `HuggingFaceTokenizer.chat_text`
+Write = Callable[..., str]  # as `HuggingFaceTokenizer.chat_text`: (messages, is_closed) -> text
 
 
 class Piece(NamedTuple):
     """One of the consecutive parts of a text."""
 
     text: str
-    is_generated: bool  # by the assistant
+    is_generated: bool  # whether the assistant generates it
 
 
 class Marked(NamedTuple):
@@ -35,7 +35,7 @@ class Marked(NamedTuple):
 
 
 def as_messages(content: PromptText, role: str) -> Sequence[ChatMessage]:
-    """Returns messages as they are, and a text as one message of `role`."""
+    """Returns `content` if it is messages, or the text `content` as one message of `role`."""
     return [{"role": role, "content": content}] if isinstance(content, str) else content
 
 
@@ -47,20 +47,19 @@ def mark_turns(
     *,
     only: bool = True,
 ) -> Marked:
-    """Renders a chat up to the end of the assistant's last message, and marks the assistant's
-    turns, except those that are not to be learned (`LEARNED_KEYS`). Raises ChatTemplateError if the
-    template fails, leaves out an answer, or writes messages differently once others follow, so that
-    turns cannot be told apart.
+    """Returns a chat's tokens up to the end of the assistant's last message, with the assistant's
+    turns marked, except those that are not to be learned (`LEARNED_KEYS`). Raises ChatTemplateError
+    if the template fails or leaves out an answer, or if turns cannot be found because it writes
+    messages differently once others follow.
 
     A turn is the policy's answer to the messages before it. It reaches from the end of the
-    template's generation prompt to the first token of `eos_ids`, that token included. If the
-    template ends turns with no such token, the last turn gets one: else a policy would never learn
-    to stop.
+    template's generation prompt to the first token of `eos_ids`, which is included. If the template
+    ends no turn with such a token, one is added to the last turn, so that a policy learns to stop.
 
     Args:
       messages: the chat; from index `first` on, at least one message must be the assistant's.
       first: messages before this index are context, whatever their role.
-      only: whether only the assistant's turns are marked, or the text between them as well.
+      only: whether only the assistant's turns are marked, not the text between them as well.
     """
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))
@@ -69,7 +68,8 @@ def mark_turns(
 
 
 def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
-    """Appends an end-of-sequence token, marked as the one before, unless the last token is one."""
+    """Returns the tokens with an end-of-sequence token, marked as the last one; unchanged if the
+    last token is one."""
     if marked.tokens[-1] in eos_ids:
         return marked
     return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, marked.is_generated[-1]])
@@ -78,7 +78,7 @@ def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
 def unread_keys(
     tokenizer: HuggingFaceTokenizer, variables: Mapping[str, Any], chat: Sequence[ChatMessage]
 ) -> set[str]:
-    """Returns names of the messages' keys that the chat template leaves unused."""
+    """Returns the names of the messages' keys that the chat template does not use."""
     given = {(key, value in (0, 1)) for message in chat for key, value in message.items()}
     keys = {key for key, tells in given if not (tells and key in LEARNED_KEYS)}
     keys -= {"role", "content"}
@@ -94,15 +94,15 @@ def unread_keys(
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:
-    """Tokenizes the pieces so that no token reaches from one piece into the next.
+    """Returns the tokens of all pieces; none reaches from one piece into the next.
 
-    The first piece is tokenized alone, as a policy is given it. A later piece is tokenized in its
-    context, unless that changes the tokens before it: some tokenizers put a space before a text
-    that stands alone.
+    The first piece is tokenized alone, as it is for a policy that continues it. A later piece is
+    tokenized together with the text before, since some tokenizers put a space before a text that
+    stands alone. If that would change the earlier tokens, it is tokenized alone, too.
 
     Args:
-      begin: returns the tokens of a text from its beginning.
-      go_on: returns the tokens of a text that follows others.
+      begin: function that returns the tokens of a text from its beginning.
+      go_on: function that returns the tokens of a text that follows others.
     """
     tokens, is_generated, before = list[int](), list[bool](), ""
     for piece in pieces:
@@ -137,7 +137,7 @@ class _Chat:
             done = end
 
     def _start(self, i: int) -> int:
-        """Index in the whole chat's text where the answer `messages[i]` begins."""
+        """Returns the index in the whole chat's text where the answer `messages[i]` begins."""
         if i and self.messages[i - 1]["role"] != ASSISTANT:
             asked = self.write(self.messages[:i], is_closed=False)
             if self.whole.startswith(asked):
@@ -151,7 +151,7 @@ class _Chat:
         return len(head)
 
     def _end(self, i: int, start: int, limit: int) -> int:
-        """Index behind the token that ends the answer or, without one, behind its message."""
+        """Returns the index after the token that ends the answer or, without one, its message."""
         found = [(self.whole.find(text, start, limit), text) for text in self.eos_texts]
         ends = [at + len(text) for at, text in found if at >= 0]
         if ends:
@@ -164,16 +164,14 @@ class _Chat:
         return len(closed)
 
     def _probed(self, i: int) -> str:
-        """Renders the whole chat with `_PROBE` instead of the answer `messages[i]`."""
+        """Returns the whole chat's text with `_PROBE` in place of the answer `messages[i]`."""
         probe = {**self.messages[i], "content": _PROBE}
         return self.write([*self.messages[:i], probe, *self.messages[i + 1 :]], is_closed=True)
 
     def _check_is_rendered(self, i: int, rendered: str) -> None:
-        """Refuses an answer that the template leaves out: the policy would learn to be silent.
-
-        A template may change spaces, drop thoughts and escape characters. So if the rendered text
-        differs from the message, the chat is rendered again with `_PROBE` instead.
-        """
+        """Raises ChatTemplateError if the template leaves the answer out: the policy would learn to
+        be silent. A template may change spaces, drop thoughts and escape characters. So if the
+        rendered text differs from the message, the chat is rendered again with `_PROBE` instead."""
         for text in self.eos_texts:
             rendered = rendered.replace(text, "")
         message = self.messages[i]

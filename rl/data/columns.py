@@ -1,5 +1,4 @@
-"""Reads the values of a row's columns. Knows what may be in them, and the errors of rows that lack
-them."""
+"""Reads the values of a row's columns. Knows which values are valid, and the errors for others."""
 
 from collections.abc import Mapping
 
@@ -34,9 +33,9 @@ def present(record: Record, key: str) -> object:
 
 def text_or_chat(record: Record, key: str, *, unpacks: bool = True) -> PromptText:
     """Returns a row's value in a column that must hold a text or chat messages. An object of lists
-    (a `Sequence` of `datasets`) counts as messages; so does their JSON text if `unpacks`."""
+    (a `Sequence` of `datasets`) counts as messages, and so does the messages' JSON, if `unpacks`."""
     value = present(record, key)
-    # Only Parquet fills nulls in; elsewhere those inside are meant, such as arguments of a tool.
+    # Only Parquet fills nulls in; in other files, inner nulls are meant, as in a tool's arguments.
     plain = without_nulls(value) if record.path.suffix.lower() == ".parquet" else value
     if (unpacks or not isinstance(value, str)) and (messages := _messages(plain)) is not None:
         if not messages or not all(map(is_message, messages)) or has_lone_surrogate(messages):
@@ -73,8 +72,7 @@ def missing(record: Record, key: str) -> BadRow:
 
 
 def refuse_media(record: Record) -> None:
-    """Refuses a row with an image, a video or sound. The model would not see it and would make its
-    answers up."""
+    """Raises BadRow for a row with an image, a video or sound, which the model would not see."""
     for name in MEDIA:
         if (value := record.fields.get(name)) not in NOTHING:
             raise record.complain(name, value, "nothing here, because the model reads text alone")

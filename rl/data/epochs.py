@@ -1,6 +1,6 @@
 """The order in which the rows of a set are drawn, epoch after epoch, in batches of any size.
 
-Knows row numbers and which rows are equal. Does not know what rows hold.
+Knows row numbers and which rows are equal. Does not know the rows' contents.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,7 +14,7 @@ class Cursor(NamedTuple):
     """The position in the data at which a batch begins."""
 
     epoch: int = 0
-    offset: int = 0  # rows of the epoch's order that have been passed
+    offset: int = 0  # number of rows of the epoch that have been drawn or skipped
 
 
 START = Cursor()
@@ -24,8 +24,8 @@ class Epochs:
     """A new random order every epoch, in which equal rows are as far apart as possible.
 
     A batch holds no two equal rows, unless it is larger than the number of different rows. Rows
-    that it skips, and the last rows of an epoch if they fill no batch, are left out in this epoch.
-    In every epoch these are other rows.
+    that a batch skips are left out in this epoch, and so are the last rows if they fill no batch.
+    Each epoch leaves out other rows.
     """
 
     def __init__(self, keys: Sequence[Hashable], *, seed: int):
@@ -47,7 +47,7 @@ class Epochs:
         This is a pure function.
 
         Args:
-          size: rows of the batch, from 1 to `len(self)`; earlier batches may have had other sizes.
+          size: number of rows of the batch, from 1 to `len(self)`; it may change between batches.
         """
         chosen, seen, may_repeat = list[int](), set[int](), size > self.num_different
         order = self.order(at.epoch)
@@ -70,9 +70,8 @@ class Epochs:
         return order
 
     def _spread(self, order: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Moves the k-th of n equal rows to (u + k) / n of the epoch.
-
-        u is the place that one of them had, from 0 to 1, so a row without equals stays in place."""
+        """Returns the order with the k-th of n equal rows moved to (u + k) / n of the epoch. One of
+        them was at u, from 0 to 1; so a row without equals stays where it is."""
         _, first, counts = np.unique(self._alike, return_index=True, return_counts=True)
         place = np.empty(len(order))
         place[order] = np.arange(len(order)) / len(order)

@@ -38,9 +38,9 @@ class ExampleReader:
 
     Args:
       max_length: most tokens of an example; longer ones are left out, or cut if `is_truncated`.
-        Rows of text have this many tokens.
-      completion_only: learn the completion and not the prompt.
-      assistant_only: in a chat, learn only the assistant's tokens.
+        Rows of plain text have this many tokens.
+      completion_only: whether the completion is learned, and not the prompt.
+      assistant_only: whether only the assistant's tokens of a chat are learned.
       option: name of the option that sets `max_length`, for messages.
       bad_rows: see `RowReport`.
     """
@@ -55,13 +55,13 @@ class ExampleReader:
     bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> Splits[Example] | TextRead:
-        """Reads all files, and holds out a share of the rows. A row's prompt, chat or plain text
-        alone decides whether it is held out, not order or seed. Raises UserError if a file or one
-        of its rows cannot be used, or if some rows are texts and some not."""
+        """Reads all files, and holds out a share of the rows. Whether a row is held out depends on
+        its prompt, chat or plain text alone. Raises UserError if a file or one of its rows cannot
+        be used, or if some rows are plain texts and others are not."""
         report = RowReport(self.bad_rows)
         found = Splits[Example](self.max_length, self.option, report, self.is_truncated)
         texts = TextReader(self.tokenizer, heldout_share)
-        forms = dict[bool, str]()  # where a text is, and where something else
+        forms = dict[bool, str]()  # where the first plain text is, and the first other row
         for row in self._rows(paths, report):
             is_text = row.prompt is None and isinstance(row.responses[0], str)
             forms.setdefault(is_text, row.where)
@@ -92,7 +92,7 @@ class ExampleReader:
             yield Row(str(path), text, None, [text], {})
 
     def _example(self, row: Row, found: Splits) -> Example | None:
-        """Returns a row's example; None if it is left out, and counts it in `found`."""
+        """Returns a row's example, or None if the row is left out, which `found` then counts."""
         (response,) = row.responses
         only = self.assistant_only if row.prompt is None else self.completion_only
         tokens, is_learned = _generated(self.tokenizer, row, response, only=only)
@@ -111,7 +111,7 @@ class ExampleReader:
 
 
 class PairSplits(Splits[Pair]):
-    """The pairs of files. The length of a pair is that of its longer text."""
+    """The pairs read from files. The length of a pair is that of its longer text."""
 
     NAME = "pairs"
     TOO_LONG = "{:,} with more than {:,} tokens in a text"
@@ -123,10 +123,10 @@ class PairReader:
 
     Args:
       max_length: most tokens of each of the two texts; pairs with a longer one are left out.
-      is_scored: whether a reward model scores the texts. Each is then all that the chat template
-        writes, with its last token in the loss. Otherwise a policy learns the responses, and all
+      is_scored: whether a reward model scores the texts. A text is then all that the chat template
+        writes, and its last token is in the loss. Otherwise a policy learns the responses, and all
         their tokens are in the loss.
-      pad_id: the reward model's `pad_token_id`: as in transformers, its score is read at the last
+      pad_id: the reward model's `pad_token_id`. As in transformers, the score is read at the last
         token that is not padding.
       option: name of the option that sets `max_length`, for messages.
       bad_rows: see `RowReport`.
@@ -141,8 +141,8 @@ class PairReader:
     bad_rows: BadRows = ""
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> PairSplits:
-        """Reads all files, and holds out a share of the rows. A hash of the prompt or, without one,
-        of the chosen text decides. Raises UserError if a file or a row cannot be used."""
+        """Reads all files, and holds out a share of the rows. The hash of the prompt or, without
+        one, of the chosen text decides. Raises UserError if a file or a row cannot be used."""
         report = RowReport(self.bad_rows)
         found = PairSplits(self.max_length, self.option, report)
         for _, row in read_rows(paths, self.schema, report):
@@ -175,7 +175,7 @@ class PairReader:
 
     def _example(self, marked: Marked) -> Example:
         in_loss = np.array(marked.is_generated)
-        # Nothing comes before the first token to predict it from.
+        # No position predicts the first token.
         in_loss[0] &= self.is_scored and len(in_loss) == 1
         return Example(np.array(marked.tokens, np.int32), in_loss)
 
@@ -206,9 +206,9 @@ class PairReader:
 def _generated(
     tokenizer: HuggingFaceTokenizer, row: Row, response: PromptText, *, only: bool = True
 ) -> Marked:
-    """Returns the tokens of a row, and which are learned: those that a policy generates and, if not
-    `only`, the prompt's. Raises UserError if the row is a chat and there is no chat template, and
-    ChatTemplateError if the template cannot render it."""
+    """Returns the tokens of a row, and which are learned: those of the response and, if not `only`,
+    of the prompt. Raises UserError if the row is a chat and there is no chat template, and
+    ChatTemplateError if the template cannot render the chat."""
     if row.prompt is None and isinstance(response, str):
         return _whole_text(tokenizer, row, response)
     if isinstance(response, str) and not tokenizer.has_chat_template:

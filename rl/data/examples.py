@@ -1,4 +1,4 @@
-"""Examples of supervised fine-tuning and preference pairs, as tokens, and the order of epochs."""
+"""Examples of supervised fine-tuning and preference pairs, as tokens, and their order in epochs."""
 
 import zlib
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from jaxtyping import Bool, Int
 @dataclass(frozen=True)
 class Example:
     tokens: Int[np.ndarray, " length"]
-    in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
-    # Position of each token in its text, from 0; a token sees only its own text. None: the example
-    # is one text.
+    in_loss: Bool[np.ndarray, " length"]  # False for the first token, which nothing predicts
+    # Position of each token in its text, from 0; a token sees only its own text. None if the
+    # example is one text.
     places: Int[np.ndarray, " length"] | None = None
 
     def __len__(self) -> int:
@@ -34,17 +34,17 @@ class Example:
 class Pair:
     """Two texts that begin alike, of which one is preferred.
 
-    `in_loss` marks the tokens that a loss reads: the last one for a reward model, those of the
-    response for a policy.
+    `in_loss` marks the tokens that a loss reads: the text's last token for a reward model, or the
+    response's tokens for a policy.
     """
 
     chosen: Example
     rejected: Example
     margin: float = 0.0  # by how much the chosen text's reward should exceed the rejected one's
-    subset: str = ""  # name of the benchmark's subset; "": none
+    subset: str = ""  # name of the benchmark's subset, or ""
 
     def __len__(self) -> int:
-        """The number of tokens of both."""
+        """The number of tokens of both texts together."""
         return len(self.chosen) + len(self.rejected)
 
     def checksum(self, found: int = 0) -> int:
@@ -81,7 +81,7 @@ class Examples(Generic[Each]):
 
     @cached_property
     def checksum(self) -> int:
-        """CRC-32 of the examples' tokens and of which are learned, in order."""
+        """CRC-32 of the examples' tokens and of the marks which are learned, in order."""
         return reduce(lambda found, each: each.checksum(found), self._examples, 0)
 
     def batches_per_epoch(self, size: int) -> int:

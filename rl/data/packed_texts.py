@@ -18,15 +18,15 @@ def pack_texts(
     at: Literal["token", "target"],
     weigh: Callable[[Example], float],
 ) -> TrainBatch:
-    """Returns one mini-batch without columns. It has a place for each text in turn, from the first
-    to the last token in the loss. Raises ValueError if a set is longer than every row.
+    """Returns one mini-batch without columns. It has a `Place` for each text in turn, from the
+    text's first to its last token in the loss. Raises ValueError if a set is longer than every row.
 
     Args:
-      sets: each has texts that stand one after the other in a row; all have equally many.
-      micro_shapes: from `packing.shapes`.
+      sets: sets of texts, equally many each; a set's texts follow each other in one row.
+      micro_shapes: micro-batch shapes from `packing.shapes`.
       at: where the model's output for a token in the loss is read. "token": at its own position, as
-        for a reward model. "target": at the position before, which predicts it.
-      weigh: returns the weight of each token in the loss of a text.
+        for a reward model. "target": at the position before, which predicts the token.
+      weigh: function that returns the weight of each token in the loss of a text.
     """
     sizes = [sum(map(len, each)) for each in sets]
     packing = pack_rows(sizes, micro_shapes)

@@ -57,9 +57,8 @@ class Problems:
         return [self._prompts[row] for row in rows], after
 
     def after(self, batches: int, size: int) -> Cursor:
-        """Returns where the next batch begins after `batches` batches of `size` prompts.
-
-        Assumes that no batch skipped a repeated prompt. For checkpoints that hold no cursor."""
+        """Returns where the next batch begins after `batches` batches of `size` prompts, if none of
+        them skipped a repeated prompt. It is used for checkpoints without a cursor."""
         epoch, position = divmod(batches, max(1, len(self) // size))
         return Cursor(epoch, position * size)
 
@@ -132,8 +131,8 @@ def load_problems(
 
     A prompt's id is its line or row number, counted on from file to file. The problem's text
     determines its split, and the held-out set has a fixed order: neither depends on `seed`.
-    Messages call the option that sets `max_prompt_length` by its name, `option`. Raises UserError
-    if a file or one of its rows cannot be used.
+    `option` names, in messages, the option that sets `max_prompt_length`. Raises UserError if a
+    file or one of its rows cannot be used.
     """
     report = RowReport(bad_rows)
     found = _Read(max_prompt_length, option, report)
@@ -157,14 +156,14 @@ def load_problems(
 
 
 class _Tokens:
-    """Tokenizes each prompt once: DAPO-Math-17k repeats every prompt a hundred times."""
+    """Tokenizes equal prompts once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         self._tokenizer, self._max_length = tokenizer, max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: ProblemRow) -> tuple[int, ...] | int | None:
-        """Returns a prompt's tokens; if it is too long, its length, or None if that is unknown."""
+        """Returns a prompt's tokens. If it is too long, returns its length, or None if unknown."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
         else:

@@ -1,4 +1,4 @@
-"""Puts a row's prompt together from the columns that belong to it, and separates it from responses.
+"""Joins a row's prompt from the columns that belong to it, and separates it from responses.
 
     prompt, problem, question, messages, instruction, query, input    the first that a file has
     context, passage    text before a problem, question, instruction or query
@@ -22,20 +22,20 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText, flatten_messages
 PROMPTS = ("prompt", "problem", "question", "messages", "instruction", "query", "input")
 PROMPT_TEXTS = tuple(name for name in PROMPTS if name != "messages")
 _BARE = ("problem", "question", "instruction", "query")
-# How a text says who asks and who answers: "Human:", "### Response:", "<|user|>", "[/INST]".
+# How a plain text marks who speaks: "Human:", "### Response:", "<|user|>", "[/INST]".
 _MARK = r"[ *|]*[:：<>\]\n]"
 _ANSWERER = rf"\W(?:assistant|answer|response|output|model|gpt|bot|ai|a|/inst|答案?|助手){_MARK}"
 _ASKER = rf"(?<!\w)(?:human|user|question|instruction|input|inst|q|问题?|用户){_MARK}"
 _DIALOGUE = re.compile(f"{_ASKER}.*{_ANSWERER}", re.IGNORECASE | re.DOTALL)
 _GOES_ON = re.compile(rf"\s*\n|\W*?{_ANSWERER}", re.IGNORECASE)
-_LETTERS = "[^\\W\u3040-\uffff]+"  # of words that have spaces between them
+_LETTERS = "[^\\W\u3040-\uffff]+"  # a word, in scripts that put spaces between words
 _WORDS = re.compile(rf"{_LETTERS}|[\u3040-\uffff]{{1,2}}|[^\w\s]")
 _SYSTEM = ("system", "system_prompt", "system_message")
 
 
 def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> PromptText:
-    """Returns a row's prompt, with the other texts that belong to it. If the row has a response to
-    it (`is_answered`), the prompt may not end with the assistant's message."""
+    """Returns a row's prompt, with the other texts that belong to it. If the row has a response
+    (`is_answered`), the prompt may not end with a message of the assistant."""
     prompt, name = text_or_chat(record, key), key.rpartition(".")[2].lower()
     if is_answered and not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
         expected = "a last message that the assistant answers, not one of its own"
@@ -49,8 +49,8 @@ def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> Promp
 
 
 def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> PromptText:
-    """Returns a prompt that begins with a system message: its own, else that of the prompt `given`,
-    else the row's. If there is none, the prompt stays as it is."""
+    """Returns the prompt with a system message at its beginning: its own, else that of the prompt
+    `given`, else the row's. Without any of them, returns the prompt unchanged."""
     first, other = (as_messages(each, "user")[0] for each in (prompt, given))
     own, text = (each["content"] if each["role"] == "system" else "" for each in (first, other))
     text = text or _text(record, _SYSTEM, within=own)
@@ -60,8 +60,8 @@ def with_system(record: Record, prompt: PromptText, given: PromptText = "") -> P
 
 
 def without_prompt(prompt: PromptText, responses: Sequence[PromptText]) -> Sequence[PromptText]:
-    """Takes the prompt off responses that all begin with a plain copy of it; else returns them as
-    they are. First words in common are no copy (`A` and `A good answer`)."""
+    """Returns the responses without the prompt, if all begin with a plain copy of it, else
+    unchanged. First words in common are not a copy (`A` and `A good answer`)."""
     asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     chats = [as_messages(each, ASSISTANT) for each in responses]
     rests = [_rest(asked, chat[0]["content"], is_only=len(chats) == 1) for chat in chats]
@@ -73,7 +73,7 @@ def without_prompt(prompt: PromptText, responses: Sequence[PromptText]) -> Seque
 
 def _rest(asked: str, text: str, *, is_only: bool) -> str:
     *words, last = asked.split() or [""]
-    *before, rest = text.split(None, len(words)) or [""]  # whatever the spaces
+    *before, rest = text.split(None, len(words)) or [""]  # with any spaces
     if before != words or not rest.startswith(last):
         return ""
     rest = rest.removeprefix(last)
@@ -83,8 +83,8 @@ def _rest(asked: str, text: str, *, is_only: bool) -> str:
 
 
 def _text(record: Record, names: Sequence[str], within: str = "") -> str:
-    """Returns the text of the first of these columns that has one and is not yet read; else "". If
-    `within` is given, the text must be a part of it."""
+    """Returns the text of the first of these columns that has one and is not yet read, or "". Only
+    texts that are a part of `within` count, if it is given."""
     for name in record.unread:
         value = record.fields[name]
         if name.lower() not in names or not isinstance(value, str) or not value.strip():
@@ -96,9 +96,9 @@ def _text(record: Record, names: Sequence[str], within: str = "") -> str:
 
 
 class Split(NamedTuple):
-    prompt: PromptText | None  # None: the responses are whole texts
-    responses: Sequence[PromptText]  # what follows the prompt in either text
-    is_shown: bool  # whether they contain the prompt that a column gives
+    prompt: PromptText | None  # None if the responses are whole texts
+    responses: Sequence[PromptText]  # the rest of either text after the prompt
+    is_shown: bool  # whether prompt and responses contain the text of the prompt's column
 
 
 def split_pair(
@@ -110,8 +110,8 @@ def split_pair(
     *,
     is_guessed: bool,
 ) -> Split:
-    """Finds the prompt of a pair: what is `given` by its column, or what both texts begin with. If
-    `is_guessed`, the column has a usual name other than `prompt`, such as `question`."""
+    """Separates a pair's prompt: that `given` by its column, or the common beginning of both texts.
+    If `is_guessed`, the column has a usual name other than `prompt`, such as `question`."""
     asked = flatten_messages(as_messages(given or "", "user")[-1:]).strip()
     answers = without_prompt(given or "", whole := (chosen, rejected))
     if isinstance(chosen, str) or isinstance(rejected, str):
@@ -120,7 +120,7 @@ def split_pair(
         if is_copy if given else re.sub(f"{_LETTERS}$", "", both).strip():
             return Split(None, whole, asked in both)
     elif not given or not chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
-        # Whole chats. If there is a prompt as well, it is a copy of how they begin.
+        # Whole chats. If there is a prompt as well, it is a copy of their beginning.
         one, other = (
             [(x["role"], x["content"], x.get("tool_calls")) for x in chat[:-1]]
             for chat in (chosen, rejected)
@@ -140,6 +140,6 @@ def split_pair(
 
 
 def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Returns how many elements two sequences begin with in common."""
+    """Returns the number of elements at the beginning that two sequences have in common."""
     both = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))

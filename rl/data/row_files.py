@@ -1,7 +1,7 @@
 """Reads the rows of JSON arrays, JSON lines and Parquet files.
 
-Knows files and their errors: every message names file, line or row. Does not know what fields mean
-(`schemas.py`).
+Knows files and their errors: every message names the file, and the line or row. Does not know what
+fields mean (`schemas.py`).
 """
 
 import os
@@ -16,9 +16,9 @@ from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.data.row_report import BadRow, RowReport
 from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, template_variables
 
-MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
+MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most rows, and most bytes unpacked, of a file
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
-NOTHING = (None, "", b"", [], {})  # what a row has in columns that it does not use
+NOTHING = (None, "", b"", [], {})  # values of columns that a row does not use
 _ROWS_AT_ONCE = 256  # rows of Parquet unpacked before their size is checked
 
 
@@ -30,11 +30,11 @@ class Record:
     unit: str  # "line" or "row"
     number: int  # from 1: the line of a JSON-lines file, the position in the others
     fields: Mapping[str, object]
-    read: list[str] = field(default_factory=list)  # columns whose values have been used
+    read: list[str] = field(default_factory=list)  # names of columns that have been used
 
     @property
     def unread(self) -> list[str]:
-        """The columns in which the row has a value that nothing has used yet."""
+        """Names of the columns in which the row has a value that has not been used."""
         given = (name for name, value in self.fields.items() if value not in NOTHING)
         return [name for name in given if name not in self.read]
 
@@ -49,8 +49,8 @@ class Record:
         )
 
     def template_variables(self) -> dict[str, Any]:
-        """Returns the variables that the row sets for the chat template, in columns that have not
-        been read for another purpose."""
+        """Returns the variables that the row sets for the chat template, in columns that have no
+        other use."""
         given = {name: value for name, value in self.fields.items() if name not in self.read}
         self.read.extend((TOOLS, VARIABLES))
         return template_variables(given, self.complain)
@@ -59,8 +59,8 @@ class Record:
 def read_records(
     path: Path, report: RowReport | None = None, *, of: str = "problems"
 ) -> list[Record]:
-    """Returns every row of the file, at least one. `of` is the word for rows in messages. Raises
-    UserError if the file cannot be read, is damaged, or has no row."""
+    """Returns every row of the file, at least one. Messages call the rows `of`. Raises UserError if
+    the file cannot be read, is damaged, or has no row."""
     of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
     readers: dict[str, Callable[[Path, RowReport], Iterator[Record]]] = dict(
         zip(RECORD_FORMATS, of_formats, strict=True)
@@ -82,8 +82,8 @@ def read_records(
 
 
 def problem_of(path: Path, suffixes: Iterable[str]) -> str:
-    """Returns why the path is not a file with one of these suffixes, as the end of a sentence;
-    empty if it is one."""
+    """Returns why the path is not a file with one of these suffixes, as the end of a sentence; ""
+    if it is one."""
     if path.is_dir():
         return f"is a folder: expected a file; name the files in it, such as '{path}/*.parquet'."
     if path.suffix.lower() not in suffixes:
@@ -125,7 +125,7 @@ def _read_json(path: Path, report: RowReport) -> Iterator[Record]:
 
 
 def _read_json_lines(path: Path, report: RowReport) -> Iterator[Record]:
-    # As bytes: text is also split at characters that JSON allows inside a string.
+    # Split as bytes: `str.splitlines` also splits at characters that JSON allows inside a string.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -159,7 +159,7 @@ def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
                 for values in zip(*columns, strict=True):
                     number += 1
                     yield Record(path, "row", number, dict(zip(names, values, strict=True)))
-    # What Arrow does not check itself, Python does: text, times, decimal numbers.
+    # Python checks what Arrow does not: text, times, decimal numbers.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
@@ -169,9 +169,9 @@ def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
 
 
 def _values(file: Any, name: str, column: Any) -> list[object]:
-    """Returns a column's values as a JSON file would have them: objects for maps, text for bytes
-    that are UTF-8, and the parsed value of text declared as JSON. Raises ValueError, with the
-    column's name, if Python has no such value."""
+    """Returns a column's values as from a JSON file: maps become objects, UTF-8 bytes become text,
+    and text declared as JSON is parsed. Raises ValueError, with the column's name, if Python has no
+    such value."""
     import pyarrow
 
     kind = str(column.type)
@@ -188,7 +188,7 @@ def _values(file: Any, name: str, column: Any) -> list[object]:
 
 
 def unpacked(value: object) -> object:
-    """Returns the parsed value of JSON text; anything else as it is."""
+    """Returns the parsed value of a JSON text, or any other value unchanged."""
     with suppress(JsonError):
         return parse_json(value) if isinstance(value, str | bytes) else value
     return value
@@ -206,12 +206,12 @@ def _plain(value: object) -> object:
 
 
 def _num_bytes(column: Any) -> int:
-    """Bytes of an Arrow array's values in Python, where dictionary values are repeated."""
+    """Returns the bytes of an Arrow array's values in Python, which repeats dictionary values."""
     return (column.dictionary_decode() if hasattr(column, "dictionary") else column).nbytes
 
 
 def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
-    """Refuses files that are too large: a few kilobytes of Parquet can unpack to very many rows."""
+    """Raises UserError for too large a file: kilobytes of Parquet may unpack to many rows."""
     if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
         values = f"{num_bytes / 2**30:.1f} GiB of values and more"
         size = f"{num_rows:,} rows" if num_rows else values

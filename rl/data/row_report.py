@@ -1,4 +1,4 @@
-"""Counts the rows of files that are left out, and the columns that the model is not shown."""
+"""Counts rows that are left out, and rows with columns that are not shown to the model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,24 +11,24 @@ from pat_jax.rl.text.chat_template import ChatTemplateError
 
 # Columns that a prompt often needs; the report names them first.
 _TELLING = ("choices", "options", "choice", "history", "conversations", "documents")
-BadRows = Literal["", "refuse", "skip"]  # "": refused, and there is no option to skip them
+BadRows = Literal["", "refuse", "skip"]  # "": refuse them, without an option to skip them
 
 
 class BadRow(UserError):
-    """A mistake in one row; the others can be used without it."""
+    """A mistake in one row; the other rows can be used."""
 
 
 @dataclass
 class RowReport:
     bad_rows: BadRows = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each row left out
-    without_answer: list[str] = field(default_factory=list)  # where the problems left out are
+    without_answer: list[str] = field(default_factory=list)  # file and line of unanswered problems
     num_repeating: int = 0  # rows whose responses began with their prompt, which was taken off
     unread: Counter[str] = field(default_factory=Counter)  # rows with a value, by column
 
     @contextmanager
     def row(self, where: str = "") -> Iterator[None]:
-        """Leaves out a row (at `where`) whose error is raised inside, or raises UserError."""
+        """Reports a row's error that is raised in the `with` block, or raises UserError."""
         try:
             yield
         except (BadRow, ChatTemplateError) as error:
@@ -41,7 +41,7 @@ class RowReport:
             self.bad.append(sentence)
 
     def __str__(self) -> str:
-        """The report as clauses that continue a sentence; empty if there is nothing to report."""
+        """The report as clauses that continue a sentence; "" if there is nothing to report."""
         text = ""
         if self.bad:
             text += f"; bad rows left out: {len(self.bad):,} (the first: {self.bad[0]})"

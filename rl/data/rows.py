@@ -1,4 +1,4 @@
-"""Reads files as rows to learn from: a prompt with zero, one or two responses.
+"""Reads files as rows to learn from, each with a prompt and zero, one or two responses.
 
 A schema (`schemas.py`) finds the columns of a file that it needs, and makes a row of each record.
 Knows columns by name. Does not know file formats (`row_files.py`), nor tokens.
@@ -22,8 +22,8 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText
 class Row:
     """One row as text or chat messages. Without a prompt, responses are whole texts or chats."""
 
-    where: str  # file, line and fields
-    text: str  # its hash decides whether the row is held out
+    where: str  # file, line and fields, for messages
+    text: str  # the text whose hash decides whether the row is held out
     prompt: PromptText | None
     responses: Sequence[PromptText]  # none for a problem, one for an example, two for a pair
     variables: Mapping[str, Any]  # the row's own variables for the chat template
@@ -38,29 +38,29 @@ AnySchema = TypeVar("AnySchema", bound="Schema")
 
 @dataclass(frozen=True)
 class Schema(ABC, Generic[AnyRow]):
-    """Finds the columns that a file has, and makes a row of each of its records.
+    """Finds a file's columns, and makes a row of each record.
 
-    Subclasses have a field for each use of a column, such as prompt or answer. It holds the
+    Subclasses have a field for each use of a column, such as prompt or answer. The field holds the
     column's name that the user gives, or "" for the known names. `a.b` is field b of column a.
     """
 
-    ROWS: ClassVar[str]  # what rows are called in messages
-    KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # names by use; default: the use itself
-    EXPECTED: ClassVar[str]  # what a file must have and how columns are named, for messages
+    ROWS: ClassVar[str]  # the word for rows in messages
+    KNOWN: ClassVar[Mapping[str, Sequence[str]]]  # known column names by use; else the use itself
+    EXPECTED: ClassVar[str]  # the columns that a file must have, as a clause of messages
 
     @abstractmethod
     def of_file(self, records: Sequence[Record]) -> "Schema[AnyRow]":
-        """Returns the schema with the columns that a file has. Raises UserError if one that is
-        needed is missing."""
+        """Returns the schema with the names of a file's columns. Raises UserError if a column that
+        is needed is missing."""
 
     @abstractmethod
     def row(self, record: Record, report: RowReport) -> AnyRow | None:
-        """Returns the row of a record, or None if it is left out. Raises BadRow for a mistake in
-        it."""
+        """Returns the row of a record, or None if the row is left out. Raises BadRow if the record
+        has a mistake."""
 
     def found(self: AnySchema, records: Sequence[Record], **known: Sequence[str]) -> AnySchema:
-        """Returns the schema with the columns of a file: those that the user has named, else the
-        first of the known ones that any row has, else "". Raises UserError if no row has a named
+        """Returns the schema with a file's column for each use: the one that the user has named,
+        else the first known one that any row has, else "". Raises UserError if no row has a named
         column, or if two uses have the same column."""
         found: dict[str, str] = {}
         names = {**self.KNOWN, **known}
@@ -88,9 +88,8 @@ class Schema(ABC, Generic[AnyRow]):
 def read_rows(
     paths: Iterable[Path], schema: Schema[AnyRow], report: RowReport
 ) -> Iterator[tuple[int, AnyRow]]:
-    """Yields every row of the files that can be used, with the number of its line or row, counted
-    on from file to file. Raises UserError if a file, or a row that may not be left out, cannot be
-    used."""
+    """Yields every usable row of the files with the number of its line or row, counted on from file
+    to file. Raises UserError if a file cannot be used, or a row that may not be left out."""
     before = 0
     for path in paths:
         records = read_records(path, report, of=schema.ROWS)
@@ -110,12 +109,11 @@ def has_columns(records: Sequence[Record], *names: str) -> bool:
 
 
 def _names(records: Sequence[Record]) -> list[str]:
-    """Returns the names of the columns that any row has, in order."""
     return list(dict.fromkeys(name for record in records for name in record.fields))
 
 
 def _find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
-    """Returns the column's name, "" if there is none; `a.b` is field b of column a. If no column
+    """Returns the name of the column that is `named`, else of a `known` one, else "". If no column
     has exactly this name, the case of letters does not matter."""
     names = _names(records)
     spelt = {name.lower(): name for name in reversed(names)}

@@ -1,11 +1,11 @@
-"""What rows of files stand for: problems, examples of supervised fine-tuning, preference pairs.
+"""The kinds of rows: problems, examples of supervised fine-tuning, preference pairs.
 
     problems    prompt, answer, and other columns for rewards
     examples    prompt + completion, or messages, or text: the first that a file has
     pairs       chosen, rejected; prompt, unless both begin with it (TRL); margin; subset
 
 The columns of `prompt_columns.py` belong to a prompt; the case of names does not matter. Knows
-columns and what may be in them: every error names file, line or row, and field. Does not know file
+columns and their valid values: every error names file, line or row, and field. Does not know file
 formats (`row_files.py`), nor tokens, splits or order.
 """
 
@@ -36,16 +36,16 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, PromptText, flatten_messages
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
-# Names of arguments that the trainer itself passes to reward functions.
+# Names of the arguments that the trainer itself passes to reward functions.
 RESERVED_COLUMNS = (
     *("prompts", "completions", "finish_reason"),
     *("prompt_ids", "completion_ids", "is_thinking"),
 )
 STATED = ("problem", "question")  # columns whose texts get `INSTRUCTION`
-SOLUTION = "solution"  # this column is the answer or ends in it
-MARK = "####"  # stands before the answer in GSM8K's solutions, which are in its column `answer`
+SOLUTION = "solution"  # the column that holds the answer or ends with it
+MARK = "####"  # the mark before the answer in GSM8K's column `answer`
 ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", SOLUTION)
-_LARGEST = 3.4e38  # of float32
+_LARGEST = 3.4e38  # the largest float32
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ProblemRow(Row):
     """A problem; its `text` is without an instruction."""
 
     prompt: PromptText
-    columns: Mapping[str, object]  # all columns but the prompt's; the answer is `answer`
+    columns: Mapping[str, object]  # all columns except the prompt's; `answer` has the answer
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ProblemSchema(Schema[ProblemRow]):
         answer = self._answer(record)
         record.read.extend((self.answer, *ANSWERS))
         if answer is None:
-            record.read.extend(record.fields)  # left out with what else it has
+            record.read.extend(record.fields)  # so that a row left out reports no unread columns
             report.without_answer.append(f"{record.where}, field {self.answer!r}")
             return None
         value = read_prompt(record, self.prompt)
@@ -105,7 +105,7 @@ class ProblemSchema(Schema[ProblemRow]):
         return {name: value for name, value in record.fields.items() if name != self.prompt}
 
     def _answer(self, record: Record) -> dict[str, object] | None:
-        """Returns the columns made from the answer; None if the row has no answer."""
+        """Returns the columns made from the answer, or None if the row has no answer."""
         key = self.answer
         value = lookup(record.fields, key) if key else None
         if not key or (value is ABSENT and not self.is_compared):
@@ -133,7 +133,7 @@ class ProblemSchema(Schema[ProblemRow]):
 
 @dataclass(frozen=True)
 class ExampleSchema(Schema[Row]):
-    """The response of a row is a completion of its prompt or, without a prompt, a chat or text."""
+    """Examples: a prompt and its completion or, without a prompt, a whole chat or text."""
 
     prompt: str = ""
     completion: str = ""
@@ -191,13 +191,11 @@ class ExampleSchema(Schema[Row]):
 
 @dataclass(frozen=True)
 class PairRow(Row):
-    """A pair of whole texts (without a prompt), of responses to a prompt, or of chats.
-
-    The prompt of chats is the messages that both begin with.
-    """
+    """A pair of whole texts (without a prompt), of responses to a prompt, or of chats. The prompt
+    of chats is the messages that both begin with."""
 
     margin: float  # by how much the reward of `chosen` should exceed that of `rejected`
-    subset: str  # name of RewardBench's subset, each with its own accuracy; "": none
+    subset: str  # RewardBench's subset (accuracies are reported for each), or ""
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ class PairSchema(Schema[PairRow]):
         where = f"{record.where}, fields {self.chosen!r} and {self.rejected!r}"
         split = split_pair(where, record, given, chosen, rejected, is_guessed=is_guessed)
         if not split.is_shown:
-            record.read[:] = of_responses  # nothing is made of the prompt's columns
+            record.read[:] = of_responses  # the prompt's columns are not used
         is_cut = split.prompt is given and whole != tuple(split.responses)
         is_repeating = given is not None and split.is_shown and (is_cut or split.prompt is None)
         prompt = with_system(record, split.prompt, given or "") if split.prompt else None
@@ -247,10 +245,10 @@ class PairSchema(Schema[PairRow]):
         )
 
     def _responses(self, record: Record) -> tuple[PromptText, PromptText]:
-        """Refuses what leaves nothing to prefer: a chat that does not end with an answer, or equal
-        responses."""
+        """Returns the two responses. Raises BadRow if they are equal, or if a chat does not end
+        with an answer."""
         keys = self.chosen, self.rejected
-        # One text may happen to be JSON of a chat.
+        # A plain text may look like the JSON of a chat by chance.
         unpacks = all(str(lookup(record.fields, key)).lstrip().startswith("[") for key in keys)
         chosen, rejected = (text_or_chat(record, key, unpacks=unpacks) for key in keys)
         for key, response in zip(keys, (chosen, rejected), strict=True):
@@ -286,5 +284,5 @@ def _as_text(value: object) -> str | None:
     if isinstance(value, Decimal):
         return f"{value:f}"
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # integers become 70.0 in a column where a number is missing
+        value = int(value)  # integers become floats in a column where a number is missing
     return str(value) if isinstance(value, int) or math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What has been read from files: rows to learn from, rows held out, and counts of rows left out.
+"""The rows read from files: those to learn from, those held out, and counts of those left out.
 
 Knows lengths and counts. Does not know tokenizers.
 """
@@ -11,17 +11,17 @@ from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.data.subset import Subset, subset_of
 
 A_LIMIT = "a limit of"  # for messages, where no option sets the limit
-MOST_CHARACTERS = 256  # most in a token; the longest of usual vocabularies have half as many
+MOST_CHARACTERS = 256  # most characters of a token; usual vocabularies have at most half as many
 Each = TypeVar("Each")
 
 
 @dataclass
 class Splits(Generic[Each]):
-    """The problems, examples or pairs of files.
+    """The problems, examples or pairs read from files.
 
     Args:
       option: name of the option that sets `max_length`.
-      is_truncated: whether longer ones are cut, not left out.
+      is_truncated: whether those longer than `max_length` are cut, not left out.
     """
 
     max_length: int
@@ -30,8 +30,8 @@ class Splits(Generic[Each]):
     is_truncated: bool = False
     train: list[Each] = field(default_factory=list)
     heldout: list[Each] = field(default_factory=list)
-    too_long: list[int | None] = field(default_factory=list)  # lengths in tokens; None: not known
-    num_unlearned: int = 0  # left out because no token is learned, in what a cut leaves
+    too_long: list[int | None] = field(default_factory=list)  # their lengths in tokens, if known
+    num_unlearned: int = 0  # number left out because no token, after a cut, is learned
 
     NAME: ClassVar = "examples"
     TOO_LONG: ClassVar = "{:,} longer than {:,} tokens"
@@ -40,13 +40,13 @@ class Splits(Generic[Each]):
         return f"{self.NAME}: {kept(self.train, self.heldout)}; {self.left_out}"
 
     def add(self, each: Each, text: str, heldout_share: float) -> None:
-        """Adds an example to the subset that its row's text decides."""
+        """Adds an example to the rows to learn from or held out, as its row's `text` decides."""
         is_train = subset_of(text, heldout_share) is Subset.TRAIN
         (self.train if is_train else self.heldout).append(each)
 
     @property
     def left_out(self) -> str:
-        """How many were left out or cut and why, in words."""
+        """Words for the number of rows left out or cut, with reasons."""
         what = self.TOO_LONG.format(len(self.too_long), self.max_length)
         if self.is_truncated:
             cut = f"{self.num_unlearned:,} cut before what is learned"
@@ -56,7 +56,7 @@ class Splits(Generic[Each]):
 
     @property
     def unusable(self) -> str:
-        """How many were left out for other reasons than their length, as a clause."""
+        """A clause with the number of rows left out for other reasons than their length."""
         return f", {self.num_unlearned:,} with nothing to learn" if self.num_unlearned else ""
 
 
@@ -68,14 +68,14 @@ def has_more_tokens(text: str, count: int) -> bool:
 
 
 def kept(train: Sized, heldout: Sized) -> str:
-    """Returns how many are learned from and how many held out, in words."""
+    """Returns words for the numbers of rows to learn from and held out."""
     counts = {"to learn from": len(train), "held out": len(heldout)}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
 
 
 def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:
-    """Returns a hint for messages: the smallest limit that keeps 99 %. Empty if the present limit,
-    which keeps `num_kept`, is as good, or if too many lengths are unknown (None)."""
+    """Returns a hint for messages: the smallest limit that keeps 99 % of the rows. It is "" if the
+    present limit, which keeps `num_kept`, is as good, or if too many lengths are unknown (None)."""
     known = sorted(length for length in too_long if length is not None)
     place = len(too_long) - 1 - (num_kept + len(too_long)) // 100
     return f" ({option} {known[place]} keeps 99 %)" if 0 <= place < len(known) else ""

@@ -1,7 +1,7 @@
 """Decides which problems are held out, by the problem's text and nothing else.
 
-Seed, file order and run do not matter, so no run evaluates on what another one trained on (a run
-that never evaluates holds nothing out).
+Seed, file order and run do not matter, so no run evaluates on problems that another one trained on
+(a run that never evaluates holds nothing out).
 """
 
 import hashlib

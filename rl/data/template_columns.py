@@ -1,7 +1,7 @@
 """Reads a row's variables for the chat template, as in TRL: `tools` and `chat_template_kwargs`.
 
-Each is the value itself or its JSON text. Knows values. Does not know where the row is from, nor
-which variables a template has.
+A column holds the value itself or its JSON text. Knows values. Does not know where the row is from,
+nor which variables a template has.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"
 # Columns that TRL and verl show to multimodal models; models here read only text.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-Error = Callable[[str, object, str], Exception]  # of a column, its value, and what was expected
+Error = Callable[[str, object, str], Exception]  # from (column, its value, what was expected)
 
 
 def template_variables(fields: Mapping[str, object], error: Error) -> dict[str, Any]:
-    """Returns the variables of the template that a row sets, without empty tools and nulls in
-    objects. Raises the exception that `error` returns for a value of the wrong type."""
+    """Returns the template's variables that a row sets, without empty tools and without nulls in
+    objects. For a value of the wrong type, raises the exception that `error` returns."""
     variables = _value(fields, VARIABLES, error)
     if variables is not None and not isinstance(variables, dict):
         raise error(VARIABLES, fields[VARIABLES], "an object, or its JSON text")
@@ -44,7 +44,7 @@ def _value(fields: Mapping[str, object], name: str, error: Error) -> object:
 
 
 def without_nulls(value: object) -> Any:
-    """Removes nulls in objects, at any depth: Parquet fills them in."""
+    """Returns a value without nulls in objects at any depth, which Parquet fills in."""
     if isinstance(value, Mapping):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -34,7 +34,7 @@ def read_text_file(path: Path) -> str:
             "check its permissions and its disk."
         ) from None
     try:
-        text, wrong = data.decode(), data.find(b"\0")  # UTF-16 has zeros, and programs
+        text, wrong = data.decode(), data.find(b"\0")  # UTF-16 and binary files have zeros
     except UnicodeDecodeError as error:
         text, wrong = "", error.start
     if wrong >= 0:

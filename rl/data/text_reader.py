@@ -22,7 +22,7 @@ class TextRead:
     train: TextRows
     heldout: TextRows
     num_texts: int
-    num_blank: int  # left out: files of nothing but spaces
+    num_blank: int  # number of files left out because they have only spaces
     report: RowReport = field(default_factory=RowReport)
 
     def __str__(self) -> str:
@@ -36,12 +36,12 @@ class TextReader:
     """Takes texts one at a time, and keeps their tokens as arrays.
 
     A long text is split into parts of up to `PART_LENGTH` characters, at the end of a line if
-    possible. Each part is tokenized and held out by itself. Consecutive parts in one subset are one
-    text.
+    possible. Each part is tokenized, and held out or not, separately. Consecutive parts in the same
+    subset become one text.
 
     Args:
-      heldout_share: share of the parts to hold out. A part's text decides it; order and seed do not
-        matter.
+      heldout_share: share of the parts to hold out. It depends only on a part's text whether the
+        part is held out.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -56,7 +56,7 @@ class TextReader:
         self._streams = {subset: TextStream(beginning, end, dtype) for subset in Subset}
 
     def add(self, text: str) -> None:
-        """Adds a text; a blank one is only counted."""
+        """Adds a text, or only counts it if it is blank."""
         if not text.strip():
             self.num_blank += 1
             return

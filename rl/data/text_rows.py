@@ -24,9 +24,9 @@ class TextRows(Sequence[Example]):
 
     Args:
       tokens: tokens of all texts, with their end tokens.
-      starts: for each text, the index in `tokens` of its position 0.
-      max_length: tokens of a row; the last row may have fewer.
-      num_bytes: bytes of the texts in UTF-8.
+      starts: index in `tokens` of each text's position 0.
+      max_length: number of tokens of a row; the last row may have fewer.
+      num_bytes: number of bytes of all texts in UTF-8.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TextRows(Sequence[Example]):
 
     @property
     def tokens_per_byte(self) -> float:
-        """Targets per byte: a loss in bits per token, times this, is in bits per byte."""
+        """Number of targets per byte, which turns a loss in bits per token into bits per byte."""
         return self.num_targets / max(1, self.num_bytes)
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class TextStream:
     """Concatenates texts.
 
     Args:
-      beginning: tokens that a text begins with; empty if the tokenizer adds none.
+      beginning: tokens that the tokenizer puts before a text, if any.
       end: the token that ends a text.
       dtype: a dtype that holds every token.
     """

@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 def exact_reward(
     prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
 ) -> list[float]:
-    """1 if the response ended and the text after its last `#` is the answer, else 0."""
+    """Returns 1 if the response ended and the text after its last `#` is the answer, else 0."""
     del prompts
     answers = require_column("exact", "answer", columns)
     reasons = require_column("exact", "finish_reason", columns)
@@ -40,14 +40,14 @@ def math_reward(
     is_thinking: Sequence[bool] = (),
     **columns: Sequence[object],
 ) -> list[float]:
-    r"""1 if the response ended and its final answer has the value of the column `answer`, else 0.
+    r"""Returns 1 if the response ended and its final answer has the value of `answer`, else 0.
 
     A final answer has one of these forms (`final_answer.py`): `\boxed{x}`, `<answer>x</answer>`,
     `#### x`, `Answer: x`, or `$x$` as the whole last line.
 
     Args:
       is_thinking: for each response, whether the chat template opened a thought before it; such a
-        response has no answer before `</think>`. Empty: the template opened none.
+        response has no answer before `</think>`. Empty if the template opened no thought.
     """
     answers = require_column("math", "answer", columns)
     reasons = require_column("math", "finish_reason", columns)
@@ -65,9 +65,9 @@ def math_reward(
 def math_lenient_reward(
     prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
 ) -> list[float]:
-    r"""1 if the last `\boxed{…}`, or without one the last number, has the answer's value, else 0.
+    r"""Returns 1 if the last `\boxed{…}` or, without one, the last number has the answer's value.
 
-    A truncated response may also score by its last number, rightly or by chance.
+    Else it returns 0. A truncated response may get 1 by chance, from its last number.
     """
     del prompts
     answers = require_column("math_lenient", "answer", columns)
@@ -78,13 +78,13 @@ def math_lenient_reward(
 def no_reward(
     prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
 ) -> list[float]:
-    """0, for runs that learn from a teacher alone."""
+    """Returns 0, for runs that learn from a teacher alone."""
     del prompts, columns
     return [0.0] * len(completions)
 
 
 MATH: Mapping[str, RewardFunction] = {"math": math_reward, "math_lenient": math_lenient_reward}
-# Those that compare a response with its row's answer.
+# The built-in rewards that compare a response with its row's answer.
 COMPARING: Mapping[str, RewardFunction] = {"exact": exact_reward, **MATH}
 NONE = "none"
 BUILT_IN: Mapping[str, RewardFunction] = {**COMPARING, NONE: no_reward}

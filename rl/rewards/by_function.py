@@ -1,4 +1,4 @@
-"""Scores by reward function and group, for algorithms that need more than their weighted sum."""
+"""Scores by reward function, group and sample, for algorithms that need more than their sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from pat_jax.rl.rewards.weighted_sum import FunctionScores
 class ScoresByFunction:
     """The scores of all reward functions for the responses of an iteration."""
 
-    # NaN: the function does not apply to the response, or the response has no reward.
+    # NaN if the function does not apply to the response, or if the response has no reward.
     scores: Float[np.ndarray, "functions groups samples"]
-    weights: tuple[float, ...]  # of the functions
+    weights: tuple[float, ...]  # weights of the functions
 
     @classmethod
     def of(
@@ -25,7 +25,7 @@ class ScoresByFunction:
         """Returns the scores by function, group and sample; NaN for responses without a reward.
 
         Args:
-          functions: at least one, all with the responses of `rewards`, group by group.
+          functions: scores of at least one function for the responses of `rewards`, by group.
         """
         scores = np.stack([one.array.reshape(rewards.shape) for one in functions])
         return cls(
@@ -43,6 +43,6 @@ class ScoresByFunction:
 
     @property
     def has_signal(self) -> Bool[np.ndarray, " groups"]:
-        """For each group, whether a function whose weight is not 0 tells its responses apart."""
+        """Whether, in each group, a function of a weight other than 0 gives different scores."""
         counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
         return np.any(counted, axis=0)

@@ -1,4 +1,4 @@
-"""Chooses where a reward is computed: in this process, in others, by an endpoint, or by a model.
+"""Chooses what computes a reward: this process, worker processes, an endpoint, or a model.
 
 Knows which kind of reward a name stands for. Does not know which responses a call is for
 (`function.py`).
@@ -18,7 +18,7 @@ from pat_jax.rl.rewards.rewards import is_endpoint, model_of
 from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.workers import RewardWorkers
 
-# Functions that only compare strings and cannot hang: a process would cost more than the scoring.
+# Functions that only compare strings and cannot hang: a worker would cost more than they do.
 _IN_PROCESS = ("exact", NONE)
 
 
@@ -26,16 +26,16 @@ _IN_PROCESS = ("exact", NONE)
 class Limits:
     """Limits on the calls of each reward function."""
 
-    timeout: float  # seconds per response; a call has the sum for its responses
-    num_workers: int = 1  # calls at a time
+    timeout: float  # seconds per response; a call may take their sum over its responses
+    num_workers: int = 1  # largest number of calls at a time
     memory: float = 0.0  # GiB of each process; 0: no limit
-    retries: int = 0  # further tries of a call to an endpoint
-    token: str = field(default="", repr=False)  # sent to endpoints
+    retries: int = 0  # further tries of a failed call to an endpoint
+    token: str = field(default="", repr=False)  # authorization token sent to endpoints
 
 
 def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) -> "Caller":
-    """Returns the caller of the reward `spec`, which is one of `models` if it names a model. Raises
-    UserError if the function cannot be imported, or if `spec` is not a valid address."""
+    """Returns the caller of the reward `spec`: one of `models` if `spec` names a model. Raises
+    UserError if the function cannot be imported, or if an address is not valid."""
     if model_of(spec):
         return models[spec]
     if spec in _IN_PROCESS:
@@ -59,7 +59,7 @@ class _InProcess:
         return here
 
     def close(self) -> None:
-        """Does nothing: there is no process to end."""
+        """Does nothing, since there is no process to end."""
 
 
 Caller = RewardModel | RewardEndpoint | RewardWorkers | _InProcess

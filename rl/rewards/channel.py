@@ -1,4 +1,4 @@
-"""Calls to a process that runs a user's code, and their answers, over a pair of sockets.
+"""Sends calls to a process that runs a user's code, and answers back, over a pair of sockets.
 
     caller → process    number and content of a call, pickled
     process → caller    a line of JSON: {"call": number, …}
@@ -27,8 +27,8 @@ LARGEST_ANSWER = 2**26  # bytes; a response that raises takes about four thousan
 LOST = 90  # exit code of a process whose socket the function has closed or replaced
 IMPORT = 0  # number of the first answer, sent without a call: whether the import succeeded
 _CHUNK = 2**16
-_LONGEST_WAIT = 2e6  # seconds: sockets count milliseconds, of which 2**31 are too many
-# What reading text that is not an answer raises; ValueError for broken JSON.
+_LONGEST_WAIT = 2e6  # seconds: a socket's timeout must be below 2**31 milliseconds
+# The exceptions from reading a text that is not an answer; ValueError for broken JSON.
 _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
@@ -38,7 +38,7 @@ class NoAnswerError(Exception):
 
 
 class Calls:
-    """The caller's end of the sockets. `until` is a time of `time.monotonic()`, or infinity.
+    """The caller's end of the sockets. `until` is a deadline by `time.monotonic()`, or infinity.
 
     Every method raises TimeoutError after `until`, and EOFError when the process has ended.
     """
@@ -50,15 +50,15 @@ class Calls:
         self._socket.close()
 
     def ask(self, number: int, content: object, until: float) -> None:
-        """Sends a call; waits no longer than `until` for the process to read it."""
+        """Sends a call. Waits until `until` at most for the process to read it."""
         with self._waiting(until):
             self._socket.sendall(pickle.dumps((number, content)))
 
     def answer(self, number: int, read: Callable[[Any], T], until: float) -> T:
-        """Returns what `read` makes of the answer to the call of this number. Raises NoAnswerError
-        if something else has arrived."""
+        """Returns the result of `read` for the answer to the call of this number. Raises
+        NoAnswerError if something else has arrived."""
         line, chunk = bytearray(), b""
-        while b"\n" not in chunk:  # with whatever has arrived behind it
+        while b"\n" not in chunk:  # bytes after the line end make it malformed
             if len(line) > LARGEST_ANSWER:
                 raise NoAnswerError
             with self._waiting(until):
@@ -76,8 +76,8 @@ class Calls:
 
     @contextlib.contextmanager
     def _waiting(self, until: float) -> Iterator[None]:
-        """Bounds the time of one operation of the socket."""
-        if (left := until - time.monotonic()) <= 0:  # something may come again and again
+        """Limits the time of one operation of the socket."""
+        if (left := until - time.monotonic()) <= 0:  # bytes may arrive without end
             raise TimeoutError
         self._socket.settimeout(min(left, _LONGEST_WAIT))
         try:
@@ -89,7 +89,7 @@ class Calls:
 
 
 class Answers:
-    """The process's end of the sockets. Child processes lose it, after a fork or an exec."""
+    """The process's end of the sockets. A child process loses it, after a fork or an exec."""
 
     def __init__(self, theirs: socket.socket):
         theirs.set_inheritable(False)
@@ -107,8 +107,8 @@ class Answers:
             os._exit(LOST)
 
     def send(self, number: int, answer: Mapping[str, object]) -> int:
-        """Sends an answer. Ends the process if that fails, or if this is a forked child. Returns 0,
-        or the bytes of an answer that is not sent because it is too long."""
+        """Sends an answer. Ends the process if that fails, or if this is a forked child. Returns 0
+        or, if the answer is too long and not sent, its number of bytes."""
         if os.getpid() != self._process:
             os._exit(0)
         line = f"{json.dumps({'call': number, **answer}, allow_nan=False)}\n".encode()
@@ -127,7 +127,8 @@ class Answers:
             raise OSError
 
     def _forget(self) -> None:
-        """Closes a forked child's copy of the socket: with it open, the caller would not see this process end."""
+        """Closes a forked child's copy of the socket, which would hide this process's end from the
+        caller."""
         with contextlib.suppress(OSError):
             self._check()
             os.close(self._socket.detach())

@@ -29,9 +29,9 @@ from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_scores
 
 _CONNECT_SECONDS = 10.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, doubled each time
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries; waits double each time
 _EXCERPT_LENGTH = 200
-_QUOTED = 2**16  # characters of an answer searched for the token, before some are quoted
+_QUOTED = 2**16  # characters of an answer that are searched for the token before some are quoted
 _TOO_MANY, _INTERNAL = 429, 500
 _INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
@@ -41,10 +41,10 @@ class RewardEndpoint:
     """Calls the program at `url`, each call within its time limit.
 
     Args:
-      num_calls: most calls at a time.
+      num_calls: largest number of calls at a time.
       retries: further tries if the program cannot be reached or answers 429 or 5xx. Waits between
-        them grow, or follow its `Retry-After`. Each try has the time limit of a call.
-      token: sent as `Authorization: Bearer`, and never shown in messages; empty: nothing is sent.
+        tries grow, or follow its `Retry-After`. Each try has the time limit of a call.
+      token: token sent as `Authorization: Bearer`, and never shown in messages; empty for none.
 
     Raises UserError if `url` is not an address.
     """
@@ -57,7 +57,7 @@ class RewardEndpoint:
         self._open: set[socket.socket] = set()
 
     def close(self) -> None:
-        """Breaks off all calls. Responses that have no score by then get none."""
+        """Cancels all calls. Responses without a score stay without one."""
         with self._lock:
             self._is_closed.set()
             for connected in self._open:
@@ -65,7 +65,7 @@ class RewardEndpoint:
         self._threads.shutdown(cancel_futures=True)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Starts one call; each of its tries ends after at most `seconds`."""
+        """Starts one call for the responses; each of its tries ends after at most `seconds`."""
         return self._threads.submit(self._call, responses, seconds)
 
     def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
@@ -102,7 +102,7 @@ class RewardEndpoint:
     def _exchange(
         self, connection: HTTPConnection, body: bytes, count: int
     ) -> "Outcome | _Passing":
-        """Sends the request and reads the answer, until the connection is cut."""
+        """Sends the request and reads the answer, unless the connection is cut before."""
         try:
             connection.request("POST", self._address.path, body, self._headers)
             answer = connection.getresponse()
@@ -120,8 +120,8 @@ class RewardEndpoint:
 
     @contextlib.contextmanager
     def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
-        """Cuts a connection when its time is over, wherever its thread waits for it. Yields an
-        event that is set if the time was over."""
+        """Cuts the connection after `seconds`, even while its thread waits for it. Yields an event
+        that is set if the time was over."""
         is_over = threading.Event()
 
         def end() -> None:
@@ -150,15 +150,14 @@ _HEADERS |= {"Connection": "close", "User-Agent": "pat_jax"}
 
 @dataclass(frozen=True)
 class _Passing:
-    """The reason why one try has failed, after which another try may succeed."""
+    """The failure of one try, after which another try may succeed."""
 
     text: str
     cause: Cause = Cause.ENDPOINT
-    asked_wait: float = 0.0  # least seconds to wait, as the endpoint asked
+    asked_wait: float = 0.0  # least seconds to wait before another try, as the endpoint asks
 
 
 def _cut(connected: socket.socket) -> None:
-    """Cuts a connection, which wakes the thread that waits for it."""
     with contextlib.suppress(OSError):  # it has ended by itself
         socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait
 
@@ -174,7 +173,7 @@ def _request(responses: Sequence[Response]) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Converts a value for JSON: NaN and infinity become null, other types their text."""
+    """Returns a value for JSON: null for NaN and infinity, the text of values of other types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -185,7 +184,7 @@ def _plain(value: object) -> object:
 
 
 def _asked_wait(retry_after: str) -> float:
-    """Returns the seconds that `Retry-After` asks for, by a number or a date; 0 without one.
+    """Returns the seconds that the header `Retry-After` asks for, as a number or a date, else 0.
 
     Reference: RFC 9110, section 10.2.3.
     """
@@ -205,7 +204,7 @@ class _Secret:
     """Hides a token in messages: an answer may quote the token, and a message the answer.
 
     Args:
-      token: the token; empty: nothing to hide.
+      token: the token, or empty if there is nothing to hide.
     """
 
     def __init__(self, token: str):
@@ -219,12 +218,12 @@ class _Secret:
         self._found = re.compile(found if token else "(?!)", re.IGNORECASE)
 
     def hidden(self, text: str) -> str:
-        """Hides the token in a text, whatever escapes it has: of JSON, Python, addresses or HTML,
-        also several times over, or all of it in base64 or hexadecimal digits."""
+        """Returns the text without the token, even if it is escaped as in JSON, Python, URLs or
+        HTML, also repeatedly, or encoded in base64 or hexadecimal digits."""
         return self._found.sub(_INSTEAD_OF_TOKEN, text)
 
     def hidden_inside(self, value: object) -> object:
-        """Hides the token in all texts of a JSON value."""
+        """Returns a JSON value with the token hidden in all of its texts."""
         if isinstance(value, str):
             return self.hidden(value)
         if isinstance(value, list):
@@ -235,7 +234,7 @@ class _Secret:
 
 
 def _escaped(character: str) -> str:
-    """Returns a pattern of a character as it is and in its escaped forms."""
+    """Returns a pattern that matches a character and its escaped forms."""
     code, utf8 = ord(character), character.encode("utf-8", "surrogatepass")
     units = character.encode("utf-16-be", "surrogatepass")
     as_units = "".join(
@@ -247,7 +246,7 @@ def _escaped(character: str) -> str:
 
 
 def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
-    """Turns an answer, whose body is `sentence`, into an outcome for `count` responses."""
+    """Returns the outcome for `count` responses from an answer, whose body is `sentence`."""
     text, reason = secret.hidden(sentence[:_QUOTED]), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"

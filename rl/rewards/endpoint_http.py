@@ -64,7 +64,7 @@ class _Answer(HTTPResponse):
 
 
 class _Reader(io.BufferedReader):
-    """Refuses a chunk that says to be longer than LARGEST_ANSWER, before its bytes are allocated."""
+    """Refuses a chunk of an announced size above LARGEST_ANSWER, before its bytes are allocated."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > LARGEST_ANSWER:
@@ -73,9 +73,8 @@ class _Reader(io.BufferedReader):
 
 
 class _Bounded(io.RawIOBase):
-    """Raises TooLongError at the read that exceeds LARGEST_ANSWER, however much is read at once.
-
-    A chunk of size -1 would read without end."""
+    """Raises TooLongError at the read that exceeds LARGEST_ANSWER, even in a chunk of size -1,
+    which would be read without end."""
 
     def __init__(self, raw: Any):
         self._raw, self._left = raw, LARGEST_ANSWER

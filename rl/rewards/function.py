@@ -1,7 +1,7 @@
 """Scores the responses of a rollout with one reward function, as they finish.
 
-A response that fails must not cost others their scores. Knows which responses one call is for, and
-which are scored again. Does not know processes (`workers.py`), nor other functions.
+A response that fails must not take other responses' scores. Knows which responses one call is for,
+and which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pat_jax.rl.rewards.weighted_sum import Score
 
 logger = logging.getLogger(__name__)
 
-# Exceptions that the function's code causes, whatever the response.
+# Exceptions that a mistake in the function's code causes, not a response.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = frozenset(Cause) - {
     *(Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER, Cause.TOO_LONG),
@@ -29,9 +29,9 @@ _FATAL = frozenset(Cause) - {
 
 
 class ScoredFunction:
-    """Calls the function that `spec` names (`rewards.resolve_reward`), the endpoint or the model.
+    """Calls the function that `spec` names (`rewards.resolve_reward`), or the endpoint or model.
 
-    Functions of the user see one group at a time (consecutive equal prompts).
+    A call of a user's function is for one group at a time (consecutive equal prompts).
 
     Args:
       models: the reward models, by the `spec` that names them.
@@ -49,7 +49,7 @@ class ScoredFunction:
     ):
         self.spec, self.name, self.weight = spec, name, weight
         self._timeout = limits.timeout
-        self._told: set[tuple[str, ...]] = set()  # places of tracebacks that were logged
+        self._told: set[tuple[str, ...]] = set()  # code lines of tracebacks that were logged
         self._caller = open_caller(spec, limits, models)
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class ScoredFunction:
         return self._caller.submit(responses, self._timeout * len(responses))
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
-        """Returns which responses the function sees together; each response is in one call."""
-        # Built-in functions and models look at each response alone.
+        """Returns the indices of the responses of each call; each response is in one call."""
+        # Built-in functions and models score each response alone.
         if self.spec in BUILT_IN or isinstance(self._caller, RewardModel):
             return [range(row, row + 1) for row in range(len(prompts))]
         return list(groups_of(prompts))
@@ -69,7 +69,7 @@ class ScoredFunction:
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
         """Calls the function once, for made-up responses, with the time limit of a group. Returns a
         warning if it raised or returned no number: it may still score real responses. None counts
-        as no number only if the function `is_alone`, without others. Raises UserError if the
+        as no number only if there are no other functions (`is_alone`). Raises UserError if the
         function cannot be called, does not return one value per response, hangs or crashes."""
         outcome = self._tried(responses, self._timeout * group_size)
         if outcome.mistake:
@@ -96,7 +96,7 @@ class ScoredFunction:
         return self._caller.submit(responses, seconds).result()
 
     def log_traceback(self, failure: Failure) -> None:
-        """Logs a failure's traceback, once for each place in the code, whatever its message."""
+        """Logs a failure's traceback, once for each place in the code, even if messages differ."""
         lines = failure.traceback.splitlines()
         places = tuple(line for line in lines if line.startswith("  File "))
         if places and places not in self._told:
@@ -105,7 +105,6 @@ class ScoredFunction:
 
 
 def _is_mistake(failure: Failure) -> bool:
-    """Whether the function raised an exception that its code causes, whatever the response."""
     last = failure.traceback.rstrip().rpartition("\n")[2]
     return failure.cause is Cause.EXCEPTION and last.partition(":")[0] in _MISTAKES
 
@@ -116,8 +115,8 @@ class KeptScores(Protocol):
 
     @property
     def scores(self) -> Mapping[int, Mapping[str, Score]]:
-        """Stored scores, by response and by function. All stored scores of a response are available
-        before it finishes."""
+        """Stored scores, by the index of the response and by function. Those of a response are all
+        available before it finishes."""
         ...
 
     def keep(self, place: int, function: str, score: Score) -> None: ...
@@ -129,7 +128,7 @@ class FunctionScoring:
 
     A call begins when the last of its responses has finished. If a call fails, for example by
     taking too long, it is repeated for each of its responses alone, unless an endpoint is down.
-    Everything here happens on one thread.
+    All methods run on one thread.
     """
 
     def __init__(
@@ -143,21 +142,21 @@ class FunctionScoring:
         """
         Args:
           own: indices of the responses to score, in whole groups.
-          do: calls a method with arguments on that thread.
+          do: function that calls a method with arguments on that thread.
           kept: store of known scores, which are not computed again; new ones are added to it.
         """
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
         self.by_response: dict[int, Score] = {}  # scores so far, by the response's index
-        self.seconds = 0.0  # spent scoring so far
+        self.seconds = 0.0  # seconds spent scoring so far
 
     @property
     def is_over(self) -> bool:
         return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
-        """Takes response `row`, which has finished, if it is one to score.
+        """Takes response `row`, which has finished, if this process is to score it.
 
         Args:
           responses: all finished responses.

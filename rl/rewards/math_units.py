@@ -1,4 +1,4 @@
-r"""Splits the unit from the end of an answer, however it is written.
+r"""Splits the unit from the end of an answer, in any of its spellings.
 
 Knows names of units. Does not convert: `500 cm` is not `5 m`.
 """
@@ -46,7 +46,7 @@ def split_unit(plain: str) -> tuple[str, str | None]:
         return found["sign"] + found["value"], _name(found["unit"])
     for sign, name in ((DEGREES, "degree"), (r"\\?%", "percent")):
         if len(re.findall(sign, plain)) > 1:
-            return re.sub(rf" ?{sign}", "", plain), name  # of each in a list
+            return re.sub(rf" ?{sign}", "", plain), name  # from each item of a list
     found = _ENDING.fullmatch(plain)
     if not found or not (unit := found["unit"].strip()):
         return plain, None
@@ -54,15 +54,14 @@ def split_unit(plain: str) -> tuple[str, str | None]:
 
 
 def split_attached(plain: str, unit: str) -> str:
-    """Returns the value of `5cm` if the other answer has this unit; else `5cm` is a product."""
+    """Returns `5` for `5cm` if `unit`, the other answer's, is `cm`; else `5cm` stays a product."""
     found = _ATTACHED.fullmatch(plain)
     return found["value"] if found and _name(found["unit"]) == unit else plain
 
 
 def is_other_unit(unit: str, other: str) -> bool:
-    """Whether two units differ.
-
-    Measures must be the same; other things (paper clips) need one word in common."""
+    """Whether two units differ. Measures must be the same; other things (paper clips) need one word
+    in common."""
     measures = [[word for word in name.split() if _is_measure(word)] for name in (unit, other)]
     if any(measures):
         return measures[0] != measures[1]
@@ -84,7 +83,7 @@ def _name(unit: str) -> str | None:
     text = re.sub(r"\b(celsius|fahrenheit)\b", lambda scale: scale[0][0], text)
     text = re.sub(r"\b(?:square|sq)\.? (?:of )?([a-z]+)", r"\1^2", text)
     text = re.sub(r"\b(?:cubic|cu)\.? ([a-z]+)", r"\1^3", text)
-    text = re.sub(r"\bin (?=[a-z])", "", text)  # five in all, no inches
+    text = re.sub(r"\bin (?=[a-z])", "", text)  # `in` of `five in all` is not inches
     text = re.sub(r" ?([/^]) ?", r"\1", text)
     name = " ".join("/".join(map(_singular, word.split("/"))) for word in text.strip(" .").split())
     name = re.sub(r"\bdegree ([cf])\b", r"degree_\1", name)

@@ -24,7 +24,7 @@ _HEDGE = re.compile(
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
-_OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u3040-\u9fff\uac00-\ud7a3]")  # words that may deny it
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u04ff\u3040-\u9fff\uac00-\ud7a3]")  # its words may deny one
 _PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
 _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
 _GREEK = r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)"
@@ -39,9 +39,9 @@ _SET_OF_ONE = re.compile(r"\\\{ ?(\([^()]*,[^()]*\)) ?\\\}")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
 _NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
-_DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
+_DECIMALS = 6  # decimals that `math_verify` compares: 0.333333 is a third, 0.333 is not
 _DIGITS = 15
-_SMALL = 3  # with so many zeros behind the point, six decimals are too few
+_SMALL = 3  # with so many zeros after the point, six decimals are too few
 _MOST_ZEROS = 10_000
 
 
@@ -67,14 +67,14 @@ def same_value(found: str, answer: str) -> bool:
 
 
 def _measured(text: str) -> tuple[str, str | None]:
-    """Returns an answer in one notation, and its unit; `2/3 ≈ 0.67` gives `2/3`."""
+    """Returns an answer's value in one notation, and its unit or None; `2/3` for `2/3 ≈ 0.67`."""
     exact, _, rounded = stated(plain(text)).partition(r"\approx")
     text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
     return (text, None) if _HEDGE.search(text) else split_unit(text)
 
 
 def _families(found: str, answer: str) -> tuple[str, str]:
-    """Writes two families of solutions with the same letter."""
+    """Returns two families of solutions, written with the same letter."""
     (found, letter), (answer, expected) = split_family(found), split_family(answer)
     if letter and expected and letter != expected:
         found = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", expected, found)
@@ -110,7 +110,7 @@ def _states(sides: Sequence[str], answer: str) -> bool:
 
 
 def _same_terms(found: str, answer: str) -> bool:
-    """Compares lists with an ellipsis term by term; one may write more terms of the same kind."""
+    """Whether lists with an ellipsis agree term by term; one may have more terms than the other."""
     (first, last), (longer, other_last) = sorted(
         map(_terms, (found, answer)), key=lambda one: len(one[0])
     )
@@ -132,7 +132,7 @@ def _terms(written: str) -> list[list[str]]:
 
 
 def _as_text(written: str) -> str:
-    """Returns the text that is compared before any mathematics: words, choices, equal notation."""
+    """Returns the text for comparison as a plain text: for words, choices or equal notation."""
     words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r"\1", written)
     words = re.sub(r"(?<!\d)\s|\s(?!\d)", "", words)
     is_word = re.fullmatch(r"\(?[a-zA-Z]+\)?", words)
@@ -160,7 +160,7 @@ def _is_other_base(found: str, answer: str) -> bool:
 
 
 def _verify(answer: list, found: list) -> bool:
-    """Compares by `math_verify`; small numbers get as many more decimals as they have zeros."""
+    """Compares by `math_verify`. Small numbers are compared with as many more decimals as zeros."""
     zeros = max(map(_zeros, answer + found), default=0)
     more = min(zeros, _MOST_ZEROS) if zeros >= _SMALL else 0
     verify = math_verify()[1]
@@ -175,13 +175,13 @@ def _verify(answer: list, found: list) -> bool:
 
 
 def _zeros(parsed: object) -> int:
-    """Zeros behind the point of a value's smallest number that is not 0, such as 3 for 0.00012."""
+    """Returns the zeros after the point of a value's smallest non-zero number: 3 for 0.00012."""
     sizes = [Decimal(str(abs(number.evalf(3)))) for number in _numbers(parsed)]
     return max((-size.adjusted() - 1 for size in sizes if size.is_finite() and size), default=0)
 
 
 def _numbers(parsed: Any) -> Iterator[Any]:
-    """Yields the largest parts of a SymPy value that are real numbers."""
+    """Yields the largest subexpressions of a SymPy value that are real numbers."""
     if getattr(parsed, "is_number", False) and parsed.is_real:
         yield parsed
     else:

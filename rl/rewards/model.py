@@ -1,9 +1,9 @@
 """A reward computed by a model on the run's own devices.
 
-Responses are tokenized when they end, and then wait for the model. If it has devices of its own, a
-thread scores those that wait while others are generated. Else the model runs after the rollout,
-since two threads must not give programs to the same devices. Knows texts and tokens. The model is a
-function that is handed in. Imports no jax.
+Responses are tokenized when they end, and then wait for the model. If the model has devices of its
+own, a thread scores waiting responses while others are generated. Else the model runs after the
+rollout, since two threads must not dispatch programs to the same devices. Knows texts and tokens.
+The model is a function that is passed in. Imports no jax.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.scored_text import scored_tokens, until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
-# From the tokens of texts to the model's score of each.
+# A function from the tokens of texts to the model's score of each text.
 Score = Callable[[Sequence[Int[np.ndarray, " _"]]], Float[np.ndarray, " texts"]]
 
-_Tokens = bytes  # of an int32 array: small, and it can be compared and be a key
+_Tokens = bytes  # an int32 array's bytes: small, comparable, and usable as a key
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class RewardModel:
 
     Args:
       name: the reward's name in metrics.
-      max_length: most tokens of a text; a longer one fails.
+      max_length: most tokens of a text; a longer text gets no score.
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
-        token that is not padding. None: at the last token.
-      fills: whether texts of these lengths fill a batch; until they do, they wait for more texts.
+        token that is not padding; if it is None, at the last token.
+      fills: whether texts of given lengths fill a batch; until they do, they wait for more texts.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class RewardModel:
         self._gathering: Gathering[_Waiting] | None = None
 
     def score_on(self, thread: Executor | None) -> None:
-        """Sets the thread that scores responses as they come, from now on.
+        """Sets the thread that scores responses during a rollout, from now on.
 
         Args:
-          thread: runs programs on the model's devices during a rollout; None: these devices are
-            busy then, and responses wait for `score_waiting`.
+          thread: thread that runs programs on the model's devices, or None if these devices are
+            busy during a rollout, so that responses wait for `score_waiting`.
         """
         self._gathering = None
         if thread is not None:
@@ -74,10 +74,10 @@ class RewardModel:
             self._gathering = Gathering(thread, score, self._fill)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Tokenizes the responses; the thread of `score_on` or `score_waiting` scores them. Always
-        call it on the same thread.
+        """Tokenizes the responses, which the thread of `score_on` or `score_waiting` then scores.
+        Call it on one thread only.
 
-        A program of fixed shapes has no time limit: `seconds` has no effect.
+        A program of fixed shapes needs no time limit, so `seconds` has no effect.
         """
         del seconds
         waiting = _Waiting([self._read(one) for one in responses], Future())
@@ -97,15 +97,15 @@ class RewardModel:
         return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
 
     def ask(self) -> None:
-        """Has the thread score the texts that wait for a full batch, and returns at once."""
+        """Lets the thread score the texts that wait for a full batch, and returns at once."""
         if self._gathering is not None:
             self._gathering.ask()
 
     def score_waiting(self, shares: Shares) -> None:
-        """Scores all responses that wait, in all processes together. Each process must call it.
+        """Scores all waiting responses, in all processes together. Each process must call it.
 
-        The batches follow from the set of texts alone: they are the same in every process,
-        in whichever order responses ended. Equal texts are scored once.
+        Batches depend only on the set of texts, so they are the same in every process and for any
+        order in which responses ended. Equal texts are scored once.
         """
         if self._gathering is not None:
             self._gathering.wait()
@@ -128,7 +128,7 @@ class RewardModel:
             each.outcome.set_result(Outcome(scores=found))
 
     def close(self) -> None:
-        """Forgets the responses that wait."""
+        """Drops the responses that wait."""
         self._waiting = []
 
     def _fill(self, waiting: Sequence[_Waiting]) -> bool:

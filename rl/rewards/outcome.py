@@ -1,6 +1,6 @@
-"""The outcome of calling a reward function: scores, or why there are none.
+"""The outcome of a reward function's call: scores, or the reason why there are none.
 
-These are plain values that go from one process to another, as JSON. Imports no jax.
+These are plain values, which one process sends to another as JSON. Imports no jax.
 """
 
 import sys
@@ -14,16 +14,16 @@ import numpy as np
 
 from pat_jax.common.printable import printable
 
-LARGEST = float(np.finfo(np.float32).max)  # score: rewards are float32
+LARGEST = float(np.finfo(np.float32).max)  # the largest score, since rewards are float32
 
 
 class Cause(StrEnum):
-    """Why a response has no reward; the names under which failures are counted."""
+    """Why a response has no reward. Failures are counted under these names."""
 
-    TIMEOUT = "timeout"  # killed when its time was over
+    TIMEOUT = "timeout"  # the call was ended when its time was over
     EXCEPTION = "exception"  # the function raised
     NONE = "none"  # it returned None for this response
-    NOT_A_NUMBER = "not_a_number"  # … or NaN, an infinity, text, more than float32 holds
+    NOT_A_NUMBER = "not_a_number"  # it returned NaN, infinity, a text, or more than float32 holds
     WRONG_RESULT = "wrong_result"  # it did not return one value per response
     OUT_OF_MEMORY = "out_of_memory"  # it needed more than a worker may have
     CRASHED = "crashed"  # its process ended
@@ -35,8 +35,8 @@ class Cause(StrEnum):
 @dataclass(frozen=True)
 class Failure:
     cause: Cause
-    text: str  # what the function did, a clause
-    traceback: str = ""  # of the user's code, if there is one
+    text: str  # a clause that tells what the function did
+    traceback: str = ""  # traceback of the user's code, if there is one
 
     def __post_init__(self) -> None:
         # Both quote output of a function or an endpoint, and are shown on terminals.
@@ -48,16 +48,16 @@ class Failure:
 class Outcome:
     """The outcome of one call for some responses."""
 
-    scores: Sequence[float | Failure] = ()  # one per response, unless …
-    failure: Failure | None = None  # … the call as a whole failed
-    numbers: Sequence[Mapping[str, float]] = ()  # further numbers beside each score, if any
+    scores: Sequence[float | Failure] = ()  # one per response; empty if `failure` is given
+    failure: Failure | None = None  # why the call as a whole failed
+    numbers: Sequence[Mapping[str, float]] = ()  # further numbers for each response, if any
     mistake: str = ""  # why the function cannot be called at all, as a sentence for the user
-    seconds: float = 0.0  # time that the function took
+    seconds: float = 0.0  # seconds that the function took
 
     @classmethod
     def of_json(cls, answer: Mapping[str, Any], count: int) -> "Outcome":
         """Returns the outcome for `count` responses that `asdict` and JSON have written. Raises
-        ValueError, TypeError, KeyError, OverflowError or AttributeError if `answer` is not one."""
+        ValueError, TypeError, KeyError, OverflowError or AttributeError for an invalid `answer`."""
         failure = answer["failure"]
         outcome = cls(
             scores=[_score(score) for score in answer["scores"]],

@@ -25,10 +25,10 @@ from pat_jax.rl.rewards.signatures import Recognised
 
 
 def serve(spec: str, memory: float, file: int) -> None:
-    """Imports the function and reports any mistake; then answers each call with an Outcome.
+    """Imports the function and reports any mistake. Then answers each call with an Outcome.
 
     Args:
-      memory: GiB that this process, and each of its children, may have; 0: no limit.
+      memory: GiB that this process, and each of its children, may use; 0: no limit.
       file: file descriptor of the other end of the caller's socket.
     """
     answers = Answers(socket.socket(fileno=file))
@@ -64,7 +64,7 @@ def _limit_memory(limit: int) -> None:
 
 
 def _die_with_caller(file: int) -> None:
-    """Waits until no process has the other end of the socket, then kills this process group."""
+    """Waits until the other end of the socket is closed, then kills this process group."""
     closed = select.poll()
     closed.register(file, 0)
     closed.poll()
@@ -74,7 +74,7 @@ def _die_with_caller(file: int) -> None:
 def call(
     function: Callable[[Sequence[Response]], Outcome], responses: Sequence[Response]
 ) -> Outcome:
-    """Calls the function; whatever it raises becomes an Outcome."""
+    """Returns the function's Outcome, or one for the exception that it raised."""
     try:
         return function(responses)
     except UserError as error:

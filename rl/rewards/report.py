@@ -26,7 +26,7 @@ def log_failures(
     scores: Sequence[FunctionScores],
     failures: Mapping[int, Failure],
 ) -> None:
-    """Logs a line for each failure of a function, with its effect.
+    """Logs a line for each failure of a function, with the failure's effect.
 
     Args:
       responses: the responses at which a function failed.
@@ -72,14 +72,14 @@ def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failur
 def _failures(
     row: int, scores: Sequence[FunctionScores], total: Failure | None
 ) -> list[tuple[str, Failure]]:
-    """Returns which rewards failed at a response, and how. A function that returned None counts
-    only if no function applies."""
+    """Returns the names of the rewards that failed at a response, with their failures. A function
+    that returned None counts only if no function applies."""
     failed = [(f"reward {one.spec!r}", one.scores[row]) for one in scores]
     found = [(who, score) for who, score in failed if isinstance(score, Failure)]
     if total is None or total.cause is not Cause.NONE:
         found = [(who, failure) for who, failure in found if failure.cause is not Cause.NONE]
     if total is not None and all(failure is not total for _, failure in found):
-        found.insert(0, ("the reward", total))  # the sum is too large
+        found.insert(0, ("the reward", total))  # the sum exceeds float32
     return found
 
 
@@ -109,13 +109,13 @@ def describe_rewards(
 
 
 def mean_reward(rewards: Float[np.ndarray, "*shape"]) -> float:
-    """Returns the mean over the scored responses; NaN if there are none."""
+    """Returns the mean reward over the scored responses; NaN if there are none."""
     scored = rewards[~np.isnan(rewards)]
     return float(scored.mean(dtype=np.float64)) if scored.size else float("nan")
 
 
 def _by_function(functions: Sequence[FunctionScores]) -> dict[str, float | int]:
-    """Numbers that functions returned beside their scores; with several, also their mean scores."""
+    """Returns metrics of the functions' further numbers and, if there are several, mean scores."""
     found: dict[str, float | int] = {}
     for one in functions:
         prefix = f"reward/{one.name}"

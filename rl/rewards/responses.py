@@ -12,7 +12,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.text.final_answer import opens_thought
 from pat_jax.rl.text.tokenizer import Tokenizer
 
-_THINK_TOKENS = 16  # at the end of a prompt, enough to spell `<think>` and the lines after it
+_THINK_TOKENS = 16  # tokens at a prompt's end, enough for `<think>` and the lines after it
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Response:
     prompt_ids: Sequence[int] = ()
     completion_ids: Sequence[int] = ()  # the end-of-sequence token included
     is_thinking: bool = False  # whether the chat template opened a thought at the prompt's end
-    messages: Sequence[Mapping[str, Any]] = ()  # of the prompt; empty: the prompt is a text
+    messages: Sequence[Mapping[str, Any]] = ()  # the prompt's messages; empty if it is a text
 
 
 def text_of(rollout: Rollout, tokenizer: Tokenizer) -> str:
-    """Returns a response's text without its stop token, also if special tokens are decoded."""
+    """Returns a response's text without its stop token, even if special tokens are decoded."""
     has_eos = rollout.finish is FinishReason.STOP
     return tokenizer.decode(rollout.tokens[: len(rollout.tokens) - has_eos].tolist())
 
@@ -38,7 +38,7 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
     """Returns a function from a rollout to its `Response`, whose columns include `finish_reason`.
 
     Args:
-      names: names of all columns that any prompt has; a column that a prompt lacks is None.
+      names: names of all columns that any prompt has; a column is None for prompts that lack it.
     """
 
     def read(rollout: Rollout) -> Response:
@@ -50,10 +50,9 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
 
 
 def trial_responses(prompt: Prompt, names: Sequence[str]) -> list[Response]:
-    """Returns made-up responses: an empty one, and one with the answer in the usual forms.
-
-    Columns are as in `response_reader`. Their tokens are the prompt's, because not every tokenizer
-    can encode these texts."""
+    """Returns made-up responses: an empty one, and one with the answer in the usual forms. Columns
+    are as in `response_reader`. Their tokens are the prompt's, because not every tokenizer can
+    encode these texts."""
     answer = prompt.columns.get("answer", "1")
     right = f"<answer>{answer}</answer>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
     stop = FinishReason.STOP

@@ -1,4 +1,4 @@
-"""Turns what a reward function has returned or raised into an `Outcome`.
+"""Turns a reward function's results or exceptions into an `Outcome`.
 
 Accepts numbers and arrays of any library. Imports no jax.
 """
@@ -19,7 +19,7 @@ _CALLERS = [str(Path(__file__).with_name(name)) for name in ("process.py", "sign
 
 
 def read_scores(scores: object, count: int) -> Outcome:
-    """Reads what a function returned for `count` responses together."""
+    """Returns the outcome for a function's result `scores` for `count` responses together."""
     if hasattr(scores, "tolist"):  # an array of any library
         scores = scores.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     if not isinstance(scores, Sequence) or isinstance(scores, str):
@@ -30,10 +30,10 @@ def read_scores(scores: object, count: int) -> Outcome:
 
 
 def read_results(results: Iterable[object]) -> Outcome:
-    """Reads what a function returned, or raised, for each response alone.
+    """Returns the outcome for a function's results, or exceptions, for each response alone.
 
-    A result is a number, or a dict as in verl: `score` is the reward, and other numbers in it are
-    kept beside it."""
+    A result is a number, or a dict as in verl: `score` is the reward, and the other numbers become
+    the outcome's `numbers`."""
     scores: list[float | Failure] = []
     numbers: list[Mapping[str, float]] = []
     for result in results:
@@ -61,14 +61,14 @@ def failure_of(error: BaseException) -> Failure:
     """Returns the failure for an exception, with the traceback of the user's code."""
     cause = Cause.OUT_OF_MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION
     lines = traceback.format_exception_only(error)
-    last = next(line for line in lines if not line.startswith(" "))  # no place, no note
+    last = next(line for line in lines if not line.startswith(" "))  # without code lines
     text = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
     hint = " (--reward_memory is what it may have)" if cause is Cause.OUT_OF_MEMORY else ""
     return Failure(cause, f"raised {' '.join(last.split()):.300}{hint}", text[-_TRACEBACK_LENGTH:])
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:
-    """Returns the frames below the last one of this project."""
+    """Returns the frames after this project's last one: those of the user's code."""
     users = frames
     while frames:
         frames, is_ours = frames.tb_next, frames.tb_frame.f_code.co_filename in _CALLERS
@@ -77,7 +77,7 @@ def _users(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _others(result: Mapping) -> dict[str, float]:
-    """Returns the finite numbers beside the score, by name."""
+    """Returns the finite numbers of a result other than its score, by name."""
     found = {str(key): _number(value) for key, value in result.items() if key != _SCORE}
     return {key: x for key, x in found.items() if x is not None and math.isfinite(x)}
 

@@ -13,7 +13,7 @@ from pat_jax.rl.own_code import module_of
 from pat_jax.rl.rewards.built_in import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.rewards.math_value import same_value
 
-MODEL = "model:"  # before the directory, or the name on the Hub, of a reward model
+MODEL = "model:"  # prefix of a reward model's directory or name on the Hub
 
 
 def resolve_reward(spec: str) -> RewardFunction:
@@ -25,7 +25,7 @@ def resolve_reward(spec: str) -> RewardFunction:
     """
     if spec in BUILT_IN:
         if spec in MATH:
-            same_value("1/2", "0.5")  # imports and builds its grammar now, not within a time limit
+            same_value("1/2", "0.5")  # so that imports and grammar take no time of the first call
         return BUILT_IN[spec]
     source, _, name = spec.rpartition(":")
     if not source or not name:
@@ -55,9 +55,8 @@ def model_of(spec: str) -> str:
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """Returns the rewards' names in metrics: that of a function, or the last part of a path.
-
-    Equal names are numbered."""
+    """Returns the rewards' names in metrics: the function's name, or the last part of a path. Equal
+    names are numbered."""
     names: list[str] = []
     for spec in specs:
         own = spec.rpartition(":")[2]
@@ -75,5 +74,5 @@ def short_names(specs: Sequence[str]) -> list[str]:
 
 
 def metric_name(text: str) -> str:
-    """Replaces characters that not every reader of metrics accepts by `_`."""
+    """Returns the text with `_` for characters that some readers of metrics do not accept."""
     return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)

@@ -1,8 +1,8 @@
 """Scores the responses of a rollout as they finish, while others are still generated.
 
-A response may send a reward function into an endless loop. This must cost only that response its
-reward, and not end the run. Knows when a response is read and when all are scored. Does not know
-how a function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
+A response may send a reward function into an endless loop. Then only this response may lose its
+reward, and the run must not end. Knows when responses are read and when all are scored. Does not
+know how functions are called (`function.py`) or scores add up (`weighted_sum.py`), nor jax.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ class RewardScorer:
     response that could not be scored is logged and has no reward.
 
     Args:
-      weights: one per function; empty: all are 1.
+      weights: weight of each function; empty if all are 1.
       timeout: seconds that a function has for a response (`function.py`).
-      num_workers, memory, retries, token: for each function, see `Limits`.
-      shares: the processes that score; each must add all responses. None: this process alone.
+      num_workers, memory, retries, token: limits of each function, see `Limits`.
+      shares: the processes that score, each of which must add all responses; None for one process.
       models: the reward models, by the `spec` that names them.
 
     Raises UserError if a function cannot be imported or called, or no response ever had a reward.
@@ -78,7 +78,7 @@ class RewardScorer:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes that score. Responses that have no score by then get none."""
+        """Ends the processes that score. Responses without a score stay without one."""
         self._close_functions.close()
         self.thread.shutdown(cancel_futures=True)
 
@@ -92,7 +92,8 @@ class RewardScorer:
 
         Args:
           kept: store of known scores, which are not computed again.
-          read: turns what `Scoring.add` is given into a `Response`; called on one thread.
+          read: function that makes a `Response` of the object passed to `Scoring.add`; it is called
+            on one thread.
         """
         return Scoring(self, prompts, read, kept)
 
@@ -102,10 +103,8 @@ class RewardScorer:
         completions: Sequence[str],
         columns: Mapping[str, Sequence[object]],
     ) -> np.ndarray:
-        """Returns the rewards of finished responses, float32[responses].
-
-        NaN: the response could not be scored.
-        """
+        """Returns the rewards of finished responses, float32[responses]; NaN for a response that
+        could not be scored."""
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
@@ -130,8 +129,8 @@ class RewardScorer:
         scores: Sequence[FunctionScores],
         failures: Mapping[int, Failure],
     ) -> None:
-        """Logs the responses that could not be scored, as `log_failures`. Raises UserError if no
-        response has a reward, now or before."""
+        """Logs the responses that could not be scored (`log_failures`). Raises UserError if no
+        response of the run has had a reward."""
         log_failures(responses, scores, failures)
         for function, one in zip(self.functions, scores, strict=True):
             for failure in one.failures:
@@ -144,7 +143,7 @@ class RewardScorer:
 class Scoring(Generic[Ended]):
     """The rewards of responses that finish one by one; they do not depend on the order.
 
-    The state of the responses changes only on the scorer's one thread.
+    The responses' state changes only on the scorer's single thread.
     """
 
     def __init__(
@@ -161,17 +160,17 @@ class Scoring(Generic[Ended]):
         ]
         self._num_expected = len(prompts)
         self._responses: dict[int, Response] = {}  # read so far in this process
-        self._seconds = 0.0  # spent reading so far
-        self.hidden_seconds = 0.0  # spent reading and scoring before `rewards` was called
-        self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
+        self._seconds = 0.0  # seconds spent reading so far
+        self.hidden_seconds = 0.0  # seconds of reading and scoring before `rewards` was called
+        self.scores: Sequence[FunctionScores] = ()  # scores of each function, once all are known
         self.failures: Mapping[int, Failure] = {}  # reason for each response without a reward
         self._end: Future[None] = Future()
         if self._is_over:
             self._end.set_result(None)
 
     def add(self, row: int, ended: Ended) -> None:
-        """Adds response `row`, which has finished, and returns at once. Raises UserError if scores
-        computed meanwhile show that a function is wrong for all responses."""
+        """Adds response `row`, which has finished, and returns at once. Raises UserError if earlier
+        scores show that a function has a mistake for all responses."""
         if self._end.done():
             self._end.result()
         self._num_expected -= 1
@@ -179,10 +178,8 @@ class Scoring(Generic[Ended]):
             self._do(self._take, row, ended)
 
     def rewards(self) -> np.ndarray:
-        """Waits for the last reward, and returns all, float32[responses]; all must have been added.
-
-        NaN: the response has no reward; `failures` has the reason, `scores` each function's score.
-        """
+        """Waits for the last reward, and returns all rewards, float32[responses]. All responses
+        must have been added. NaN means no reward: `failures` has the reason."""
         assert not self._num_expected, f"{self._num_expected} responses have not ended"
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
         self._run_models()
@@ -207,10 +204,9 @@ class Scoring(Generic[Ended]):
         return [everyone[row] for row in range(len(everyone))]
 
     def _run_models(self) -> None:
-        """Has the reward models score the responses that wait for them."""
         if not self._scorer.models:
             return
-        self._scorer.thread.submit(int).result()  # all that was added before has been read
+        self._scorer.thread.submit(int).result()  # responses added before have now been read
         if self._end.done():
             self._end.result()
         for model in self._scorer.models.values():
@@ -230,11 +226,11 @@ class Scoring(Generic[Ended]):
                 self._end.set_exception(error)
 
     def _guarded(self, step: Callable[..., None], *args: object) -> None:
-        if self._end.done():  # after an error the rewards are of no use
+        if self._end.done():  # after an error, rewards are not needed
             return
         try:
             step(*args)
-        except Exception as error:  # raised where the rewards are asked for
+        except Exception as error:  # `rewards` raises it
             self._end.set_exception(error)
         else:
             if self._is_over:

@@ -18,7 +18,7 @@ class Shares(Protocol):
     def count(self) -> int: ...
 
     def gather(self, name: str, value: T) -> list[T]:
-        """Returns, in every process, the values that all processes pass."""
+        """Returns, in every process, the list of the `value` of each process."""
         ...
 
 
@@ -33,9 +33,8 @@ class Alone:
 
 
 def groups_of(prompts: Sequence[str]) -> Iterator[range]:
-    """Yields the range of indices of each run of equal prompts.
-
-    A function may compare the responses of such a group, and one process scores them."""
+    """Yields the index range of each group: consecutive equal prompts. One process scores a group,
+    since a function may compare its responses."""
     start = 0
     for _, group in itertools.groupby(prompts):
         stop = start + len(list(group))
@@ -44,13 +43,12 @@ def groups_of(prompts: Sequence[str]) -> Iterator[range]:
 
 
 def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
-    """Returns the indices of the responses that this process scores: those of every
-    `shares.count`th group."""
+    """Returns the indices of the responses that this process scores: those of every n-th group, for
+    n processes."""
     groups = list(groups_of(prompts))
     return {row for group in groups[shares.index :: shares.count] for row in group}
 
 
 def together(shares: Shares, name: str, own: Mapping[int, T]) -> dict[int, T]:
-    """Returns, in every process, one dict of the values of all processes, by the index of the
-    response."""
+    """Returns, in every process, the values of all processes in one dict by response index."""
     return {row: value for part in shares.gather(name, own) for row, value in part.items()}

@@ -87,8 +87,8 @@ class Recognised:
         return self._bind(given, others)
 
     def _bind(self, given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, Any]:
-        """Returns the arguments that the function names; all of `given` if it has `**columns`.
-        Raises UserError if it needs one that does not exist."""
+        """Returns the arguments that the function names, or all of `given` if it has `**columns`.
+        Raises UserError if the function needs an argument that does not exist."""
         if self._signature is None:
             return dict(given)
         takes_any = any(one.kind is one.VAR_KEYWORD for one in self._known.values())
@@ -105,7 +105,7 @@ class Recognised:
         return wanted
 
     def _result(self, arguments: Mapping[str, Any]) -> object:
-        """Returns the function's result, or what it raises, so that other responses are scored."""
+        """Returns the function's result or exception, so that other responses are still scored."""
         try:
             return self._function(**arguments)
         # Code of the user may raise anything.

@@ -13,22 +13,22 @@ from jaxtyping import Float
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.results import LARGEST
 
-Score = tuple[float | Failure, Mapping[str, float]]  # the score, and further numbers beside it
+Score = tuple[float | Failure, Mapping[str, float]]  # the score, and the function's other numbers
 
 
 @dataclass(frozen=True)
 class FunctionScores:
     """One function's scores of all responses, in order."""
 
-    spec: str  # the function in the option --reward
-    name: str  # in metrics
+    spec: str  # the function as the option --reward names it
+    name: str  # the function's name in metrics
     weight: float
     scores: Sequence[float | Failure]
-    numbers: Sequence[Mapping[str, float]]  # further numbers beside each score
+    numbers: Sequence[Mapping[str, float]]  # further numbers for each response
 
     @property
     def pairs(self) -> Iterable[Score]:
-        """Score and further numbers of each response."""
+        """The score and the further numbers of each response."""
         return zip(self.scores, self.numbers, strict=True)
 
     @property
@@ -43,7 +43,7 @@ class FunctionScores:
 
     @property
     def failed(self) -> list[int]:
-        """The responses at which the function failed."""
+        """Indices of the responses at which the function failed."""
         return [row for row, score in enumerate(self.scores) if isinstance(score, Failure)]
 
 
@@ -67,15 +67,15 @@ def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
 def weighted_sum(
     functions: Sequence[FunctionScores],
 ) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
-    """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response. A response without
-    such a sum has NaN, and the reason is returned as well.
+    """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response, or NaN if there is
+    no such sum. Also returns the reasons for NaN, by response index.
 
     A function that returned None does not apply. A function of weight 0 is only measured: neither
-    its score nor its failure has an effect. If another function fails, or none applies, there is no
-    reward.
+    its score nor its failure has an effect. If another function fails, or none applies, the
+    response has no reward.
 
     Args:
-      functions: at least one, all with the same responses.
+      functions: scores of at least one function, all for the same responses.
     """
     counted = [one for one in functions if one.weight]
     weights = [one.weight for one in counted]

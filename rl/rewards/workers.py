@@ -1,7 +1,7 @@
 """Processes that score responses, and that can be killed with all their children.
 
-Knows processes and time limits. Does not know what they are sent (`channel.py`), which response is
-scored when, or again (`scorer.py`), what a reward means, nor jax.
+Knows processes and time limits. Does not know how calls are sent (`channel.py`), which responses
+are scored when or again (`scorer.py`), what a reward means, nor jax.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 
 _IMPORT_SECONDS = 300.0
-_END_SECONDS = 5.0  # that a process may take to end after its socket was closed
-# Signals that only others send to a process.
+_END_SECONDS = 5.0  # seconds that a process may take to end after its socket was closed
+# Signals that a process gets only from outside.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _COMMAND = (
     "import sys; sys.path[:] = sys.argv[4:]; from pat_jax.rl.rewards.process import serve; "
@@ -34,11 +34,11 @@ _COMMAND = (
 
 
 class RewardWorkers:
-    """Runs the function that `spec` names (`rewards.resolve_reward`), each call within its limit.
+    """Runs the function that `spec` names (`rewards.resolve_reward`) with a time limit per call.
 
     Args:
-      num_workers: most calls at a time; processes start when they are first needed.
-      memory: GiB that a process may have; 0: no limit.
+      num_workers: largest number of calls at a time; processes start when they are first needed.
+      memory: GiB that a process may use; 0: no limit.
 
     Raises UserError if the function cannot be imported.
     """
@@ -54,7 +54,7 @@ class RewardWorkers:
             raise UserError(mistake)
 
     def close(self) -> None:
-        """Kills the processes. Responses that have no score by then get none."""
+        """Kills the processes. Responses without a score stay without one."""
         for worker in self._workers:
             worker.close()
         self._threads.shutdown(cancel_futures=True)
@@ -74,14 +74,14 @@ class RewardWorkers:
 
 
 class _KilledError(Exception):
-    """The system, out of memory, or a person has killed the process. The message says how."""
+    """The process was killed by the system (out of memory) or a person. The message says how."""
 
 
 class _Worker:
     """One process at a time, started again after it was killed or has ended.
 
-    It is not a `multiprocessing` process: that would run the command's file again, which for the
-    trainer imports jax and the models.
+    It is not a `multiprocessing` process, which would run the command's file again: the trainer's
+    imports jax and the models.
     """
 
     def __init__(self, spec: str, memory: float):
@@ -92,12 +92,12 @@ class _Worker:
         self._numbers = itertools.count(IMPORT + 1)  # numbers of calls
 
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
-        """Calls the function; once more if the process was killed from outside."""
+        """Calls the function, and once more if the process was killed from outside."""
         return _twice(lambda: self._call(list(responses), seconds))
 
     def start(self) -> str:
-        """Starts the process and imports the function; once more if it was killed from outside.
-        Returns what is wrong with the function, or ""."""
+        """Starts the process and imports the function, and once more if it was killed from outside.
+        Returns the mistake in the function, or ""."""
         outcome = _twice(self._start)
         if outcome.failure is None:
             return outcome.mistake
@@ -137,14 +137,14 @@ class _Worker:
                 [sys.executable, "-c", _COMMAND, *options, *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
+                start_new_session=True,  # does not get Ctrl-C, and can be killed with its children
             )
             on_failure.pop_all()
         self._calls = Calls(ours)
 
     def _answer(self, number: int, responses: list[Response], seconds: float) -> Outcome:
-        """Returns the answer to a call, or to the import, which comes without a call. Without an
-        answer in time, ends the process. Raises _KilledError if it was killed from outside."""
+        """Returns the answer to a call or, without a call, to the import. If none comes in time,
+        ends the process. Raises _KilledError if the process was killed from outside."""
         calls = self._calls
         assert calls is not None
         until = time.monotonic() + seconds
@@ -160,7 +160,7 @@ class _Worker:
             return Outcome(failure=Failure(Cause.CRASHED, self._why(error)))
 
     def close(self) -> None:
-        """Kills the process, from any thread; the thread that waits for it sees that it ended."""
+        """Kills the process, from any thread; a thread that waits for it notices its end."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -183,7 +183,7 @@ class _Worker:
         return code
 
     def _why(self, error: NoAnswerError | EOFError) -> str:
-        """Ends a process that gave no answer. Returns how it has ended, as a clause. Raises
+        """Ends a process that gave no answer, and returns how it ended, as a clause. Raises
         _KilledError if it was killed from outside."""
         if isinstance(error, NoAnswerError):
             self.end()
@@ -201,7 +201,7 @@ class _Worker:
 
 
 def _twice(do: Callable[[], Outcome]) -> Outcome:
-    """Does something once more if a process was killed from outside meanwhile."""
+    """Returns the result of `do`, called once more if a process was killed from outside."""
     try:
         return do()
     except _KilledError:
