@@ -40,8 +40,7 @@ def token_logprobs(
     Args:
       hidden: the last hidden states; position t predicts `targets[:, t]`.
       targets: token ids, each below `vocab_size`.
-      logits_fn: the output head, which returns logits of any float type for a chunk of hidden
-        states.
+      logits_fn: the output head: a function from hidden states to logits of any float type.
       vocab_size: size of the vocabulary without padding; logits beyond it get probability 0.
       temperature: 0 (greedy sampling) is treated as 1, since it would give no gradient.
       chunk: largest number of positions in a chunk.

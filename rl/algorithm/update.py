@@ -131,8 +131,8 @@ class Update:
         gradient's global norm before clipping, and whether the step was taken.
 
         The step is computed in float32. Weights that are kept in bfloat16 are rounded
-        stochastically: a step of AdamW is about the learning rate, mostly less than half of a
-        weight's last bit, so that rounding to nearest would drop it (`low_precision.py`).
+        stochastically (`low_precision.py`). A step of AdamW is about the learning rate, mostly less
+        than half of a weight's last bit: rounding to nearest would drop it.
         """
         grad_norm = optax.tree.norm(grads)
         is_applied = jnp.isfinite(grad_norm)

@@ -33,7 +33,7 @@ def present(record: Record, key: str) -> object:
 
 def text_or_chat(record: Record, key: str, *, unpacks: bool = True) -> PromptText:
     """Returns a row's value in a column that must hold a text or chat messages. An object of lists
-    (a `Sequence` of `datasets`) counts as messages, and so does the messages' JSON, if `unpacks`."""
+    (a `Sequence` of `datasets`) counts as messages; so does JSON text of messages, if `unpacks`."""
     value = present(record, key)
     # Only Parquet fills nulls in; in other files, inner nulls are meant, as in a tool's arguments.
     plain = without_nulls(value) if record.path.suffix.lower() == ".parquet" else value

@@ -79,6 +79,6 @@ def call(
         return function(responses)
     except UserError as error:
         return Outcome(mistake=str(error))
-    # Code of the user may raise anything, and not all of it can be sent to another process.
+    # Code of the user may raise anything, and not every exception can be pickled.
     except BaseException as error:
         return Outcome(failure=failure_of(error))

@@ -1,4 +1,4 @@
-"""Renders chats by a checkpoint's chat template, in a process that may be killed.
+"""Renders chats with a checkpoint's chat template, in a process that may be killed.
 
 Knows the process and its limits. Does not know tokens.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 from pat_jax.rl.text.text_worker import Limits, TextWorker, WorkerDied, take
 
-SECONDS, NUM_BYTES = 2.0, 2**30  # limits of one text; a usual one takes a thousandth of either
-# Budget of processor seconds for all texts: BUDGET_S, and EACH_S more for each text.
+SECONDS, NUM_BYTES = 2.0, 2**30  # limits of rendering a text, which usually takes a thousandth
+# Limit of the processor seconds for all texts together: BUDGET_S + EACH_S · number of texts.
 BUDGET_S, EACH_S = 10.0, 0.05
 
 # Arguments of a rendering that are not variables of the template.
@@ -19,7 +19,7 @@ _OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_te
 
 
 class ChatTemplateError(ValueError):
-    """A chat template cannot render some messages; the message is one sentence."""
+    """The error of a chat template that cannot render some messages, in one sentence."""
 
 
 class ChatTemplate:
@@ -58,8 +58,8 @@ class ChatTemplate:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Returns the text that the policy reads. It ends where the assistant's last message is to
-        be continued, or a new answer begun; if `is_closed`, behind the last message. Raises
+        """Returns the text that the policy reads. It ends where a new answer begins or where the
+        assistant's last message continues; if `is_closed`, after the last message. Raises
         ChatTemplateError if the template refuses the messages, fails, or takes too long."""
         self._check_budget()
         given = [dict(message) for message in messages]
@@ -94,7 +94,7 @@ class ChatTemplate:
             )
 
     def _died(self, death: WorkerDied) -> ChatTemplateError:
-        """Returns the error for a process that died; the next text gets another process."""
+        """Returns the error for a process that died; the next text gets a new process."""
         self._worker = None
         if death.code == -signal.SIGPROF:
             what = f"works for more than {self._limits.seconds:g} s"

@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MAX_CHARACTERS = 2**24  # of a text; its tokens would take a quarter of a minute
-MAX_GROWTH = 64  # most tokens per character, which has at most four bytes
+MAX_CHARACTERS = 2**24  # most characters of a text: tokenizing them takes a quarter of a minute
+MAX_GROWTH = 64  # most tokens per character; a character has at most four bytes
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which ends this process
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an import prints is not an answer
+    os.dup2(2, 1)  # so that text printed by an import is not taken for an answer
     # Silences the warning that PyTorch is missing: it is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # No threads: each reserves memory that it does not use.

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*(?P<content>\{|[^\s{}$\\,.;]*)")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a sign of a set
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # escaped braces, signs of a set, are skipped
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;.]|\\[()\[\]]|\\text\{|\}|\band\b|\bor\b)*")
 _ANSWER = re.compile(
     r"(?<![^\W_])answer(?![^\W_])[^\n.:：=]{0,60}?(?:\bis\b|[:：=])[\s*:：}]*", re.IGNORECASE
@@ -51,7 +51,7 @@ _MATH = [
     (re.compile(r"\\\("), r"\)"),
     (re.compile(r"\\\["), r"\]"),
 ]
-_COPY_LENGTH = 40  # characters; a shorter text may equal an example's answer, and still be right
+_COPY_LENGTH = 40  # characters of a copy; shorter texts may equal an example's answer by chance
 
 
 def opens_thought(prompt: str) -> bool:
@@ -64,7 +64,7 @@ def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) 
 
     Args:
       is_thinking: whether the response begins inside a thought that a chat template has opened. A
-        prompt that ends in `<think>` opens one too.
+        prompt that ends in `<think>` opens a thought, too.
 
     Adjacent boxes are one answer: `\boxed{2} and \boxed{3}` is `2, 3`.
 
@@ -88,7 +88,7 @@ def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) 
 
 
 def last_box(text: str) -> str | None:
-    r"""Returns the content of the last complete `\boxed{…}`, and of boxes right before it."""
+    r"""Returns the contents of the last complete `\boxed{…}` and of boxes directly before it."""
     boxes = list(_boxes(text))
     if not boxes:
         return None

@@ -1,4 +1,4 @@
-r"""Rewrites a mathematical answer in one notation, from the many that people and models use.
+r"""Rewrites mathematical answers, from the many notations in use, in a single one.
 
 Knows notation: signs, spaces, roots, decimals that repeat, intervals, families of solutions. Does
 not know values (`math_value.py`) nor units (`math_units.py`). Reads each text once.
@@ -32,14 +32,14 @@ DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """Turns a mixed number into a fraction: 5 1/2 is 11/2. Others, such as 5 3/2, stay products."""
+    """Returns a mixed number as a fraction: 11/2 for 5 1/2. Products, as 5 3/2, do not change."""
     whole, numerator, denominator = map(int, mixed.groups())
     if numerator >= denominator:
         return mixed[0]
     return rf"\frac{{{whole * denominator + numerator}}}{{{denominator}}}"
 
 
-_SAME = [  # in this order
+_SAME = [  # replacements, in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (rf"({TEXT}|\\mathbb)\s+\{{", r"\1{"),
@@ -85,7 +85,7 @@ _QUANTITY = (
     r"|mean|median|probability|remainder|number|amount|percentage|option|choice)s?"
 )
 _OF = rf" of (?:the {_KIND}[a-z]+|{_KIND}[a-z]+s|(?:[a-z]+ )?(?-i:[A-Z]{{1,4}}))"
-_STATED = re.compile(  # words that lead to a value, and none that deny or change it
+_STATED = re.compile(  # words before a value that neither deny nor change it
     r"[#*\s]*(?:(?:so|thus|therefore|hence|exactly|there (?:is|are)|it is)\b[ ,:]*)*"
     rf"(?:(?:(?:the )?{_KIND}(?:value(?: of (?:the expression|\\[a-z]+|[a-z]))?|{_QUANTITY}(?:{_OF})?)"
     r"(?: (?:is|are|equals)(?![a-z])(?: equal to)?(?: ?:)?| ?[:：])"
@@ -151,12 +151,12 @@ def plain(text: str) -> str:
 
 
 def without_grouping(text: str) -> str:
-    """Removes commas between groups of three digits: `1,234` becomes 1234, `12,34` stays."""
+    """Returns the text without commas between groups of three digits: `1234` for `1,234`."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def stated(text: str) -> str:
-    r"""Takes off words that lead to a value; other texts stay.
+    r"""Returns the text without words that lead to its value; other texts do not change.
 
     >>> stated(r"\text{The area is } 42"), stated("Thus, x = 42"), stated("Area: 42"), stated("5 m")
     ('42', 'x = 42', '42', '5 m')
@@ -167,10 +167,8 @@ def stated(text: str) -> str:
 
 
 def split_family(text: str) -> tuple[str, str | None]:
-    r"""Splits an answer from the note that a letter stands for any integer. Returns the answer and
-    the letter.
-
-    The letter is None if the answer has no such note.
+    r"""Splits an answer from a note that a letter stands for any integer. Returns the answer, and
+    the letter or None without such a note.
 
     >>> split_family(r"2k\pi, k \in \mathbb{Z}")
     ('2k\\pi', 'k')
@@ -193,7 +191,7 @@ def _fraction(number: re.Match[str]) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    r"""Turns `\sqrt(x)` into `\sqrt{x}`; an unclosed parenthesis stays."""
+    r"""Returns the text with `\sqrt{x}` for `\sqrt(x)`; unclosed parentheses do not change."""
     closing, opened = {}, []
     for at, sign in enumerate(text):
         if sign == "(":
@@ -208,7 +206,7 @@ def _braced_roots(text: str) -> str:
 
 
 def _listed(text: str) -> str:
-    """Turns semicolons between values into commas, and a set into its condition or family."""
+    """Returns the text with commas for semicolons, and a set as its condition or family."""
     if ";" in text and "," not in text:
         text = text.replace(";", ",")
     if not (named := _SET.fullmatch(text)):
@@ -219,13 +217,13 @@ def _listed(text: str) -> str:
 
 
 def _interval(found: re.Match[str]) -> str:
-    """Turns `]0,1[`, an open interval in ISO 31-11, into `(0,1)`."""
+    """Returns `(0,1)` for `]0,1[`, which is an open interval in ISO 31-11."""
     opening, ends, closing = found.groups()
     return ("(" if opening == "]" else "[") + ends + (")" if closing == "[" else "]")
 
 
 def _real_set(text: str) -> str:
-    r"""Turns `x \ne 2` into the set of real numbers without 2."""
+    r"""Returns the set of real numbers without 2 for `x \ne 2`."""
     text = _WITHOUT.sub(r"\1\\setminus\\{\2\\}", text)
     if not (unequal := _UNEQUAL.fullmatch(text)):
         return text

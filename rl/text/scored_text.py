@@ -1,7 +1,7 @@
-"""The text that a reward model reads: prompt and response, rendered by its own chat template.
+"""The text that a reward model reads: prompt and response, rendered by the model's chat template.
 
-It is what transformers' `apply_chat_template` returns for the messages. The model was trained on
-all of it, so it also reads what the template writes behind the response.
+It is the text that transformers' `apply_chat_template` returns for the messages. It includes what
+the template writes after the response, since the model was trained on that, too.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def scored_tokens(
     """Returns the tokens of a prompt and its response.
 
     With a chat template, the response is the assistant's message after those of the prompt, or
-    continues the prompt's last message if that is the assistant's. A prompt that is a text is the
-    user's message. Without a template, the response follows the prompt, and an end-of-sequence
-    token follows both, as in TRL's `RewardTrainer`.
+    continues the prompt's last message if that is the assistant's. A plain text as prompt becomes
+    the user's message. Without a template, the response follows the prompt, and an end-of-sequence
+    token follows the response, as in TRL's `RewardTrainer`.
     """
     if not tokenizer.has_chat_template:
         tokens = tokenizer.encode_text(flatten_messages(prompt) + response)
@@ -42,15 +42,14 @@ def scored_tokens(
 
 
 def until_padding(tokens: Int[np.ndarray, " _"], pad_id: int | None) -> Int[np.ndarray, " _"]:
-    """Returns the tokens up to the one at which transformers reads the score: the last that is not
-    `pad_id`, or the first if all are."""
+    """Returns the tokens up to the one at which transformers reads the score: the last token that
+    is not `pad_id`, or the first token if all are."""
     others = np.flatnonzero(tokens != pad_id)
     return tokens[: others[-1] + 1 if len(others) else 1]
 
 
 def check_template(tokenizer: HuggingFaceTokenizer) -> None:
-    """Raises UserError if the tokenizer's chat template, if there is one, fails or leaves a
-    response out."""
+    """Raises UserError if the tokenizer has a chat template that fails or leaves a response out."""
     if not tokenizer.has_chat_template:
         return
     try:

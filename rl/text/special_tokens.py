@@ -1,6 +1,6 @@
 """A tokenizer's special tokens: those that it puts before a text, and those that decoding drops.
 
-Also the end-of-sequence tokens that a checkpoint's files name. Knows tokenizers of transformers.
+Also finds the end-of-sequence tokens in a checkpoint's files. Knows tokenizers of transformers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +13,28 @@ from pat_jax.common.json_text import JsonError, parse_json
 
 GENERATION_CONFIG, MODEL_CONFIG = "generation_config.json", "config.json"
 _FIELD = "eos_token_id"
-_SECTIONS = ("text_config", "decoder", "generator")  # configs of the text model among several
+_SECTIONS = ("text_config", "decoder", "generator")  # fields with the text model's own config
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    beginning: tuple[int, ...]  # tokens before every text
-    texts: Mapping[int, str]  # texts of the tokens that decoding without special tokens drops
+    beginning: tuple[int, ...]  # tokens that the tokenizer puts before every text
+    texts: Mapping[int, str]  # texts, by id, of the tokens that decoding drops as special
 
     @classmethod
     def of(cls, tokenizer: Any) -> "SpecialTokens":
         return cls(_beginning(tokenizer), _texts(tokenizer))
 
     def begun_once(self, tokens: Sequence[int]) -> list[int]:
-        """Returns the tokens without a second beginning-of-sequence token, if they begin with
-        two."""
+        """Returns the tokens; if they begin with `beginning` twice, without the first."""
         count = len(self.beginning)
         is_twice = count and tuple(tokens[: 2 * count]) == 2 * self.beginning
         return list(tokens[count if is_twice else 0 :])
 
 
 def _beginning(tokenizer: Any) -> tuple[int, ...]:
-    """Returns the tokens that the tokenizer puts before a text, else its beginning token or ()."""
+    """Returns the tokens that the tokenizer puts before a text. If there are none, returns its
+    beginning-of-sequence token, or () without one."""
     begun, bare = (tokenizer.encode("a", add_special_tokens=more) for more in (True, False))
     for count in range(1, len(begun) - len(bare) + 1):
         if bare and begun[count : count + len(bare)] == bare:
@@ -60,8 +60,8 @@ def _texts(tokenizer: Any) -> dict[int, str]:
 def named_eos_ids(directory: Path) -> tuple[int, ...]:
     """Returns the end-of-sequence ids of generation_config.json or, without any, of config.json.
 
-    transformers and vLLM use config.json only if the other file is missing. If that file is there
-    without the field, their responses would not end.
+    transformers and vLLM use config.json only if the other file is missing. If the other file lacks
+    the field, their responses do not end.
     """
     for path in (directory / GENERATION_CONFIG, directory / MODEL_CONFIG):
         for where, fields in _sections(path):
@@ -78,7 +78,7 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
 
 
 def _sections(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the objects of a file that may name the ids, outermost first, each with its place."""
+    """Yields the objects of a file that may name the ids, outermost first, each after its path."""
     if not path.exists():
         return
     try:

@@ -1,7 +1,7 @@
 """A process that runs a checkpoint's own code (chat template, tokenizer) within limits.
 
-That code may run for ever, or end the process. Knows the process, which runs `chat_worker.py`, and
-its limits. Does not know what the requests mean.
+Such code may run for ever, or end the process. Knows the process, which runs `chat_worker.py`, and
+the process's limits. Does not know what the requests mean.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ _WORKER = Path(__file__).with_name("chat_worker.py")
 
 
 class Limits(NamedTuple):
-    """Limits of one answer."""
+    """Limits of the work for one answer."""
 
     seconds: float  # processor time
-    num_bytes: int  # in addition to what the process uses before
+    num_bytes: int  # memory in addition to what the process uses before
 
 
 class Answer(NamedTuple):
-    text: str | None  # None: the request failed
-    error: str  # what was raised
+    text: str | None  # None if the request failed
+    error: str  # the exception's type and message
     seconds: float  # processor time taken
 
 
@@ -34,7 +34,7 @@ class WorkerDied(Exception):
 
     def __init__(self, code: int):
         super().__init__(f"code {code}")
-        self.code = code  # as in `subprocess`: negative for a signal
+        self.code = code  # exit code as in `subprocess`: negative for a signal
 
 
 class TextWorker:
@@ -53,17 +53,17 @@ class TextWorker:
         self._finalizer = weakref.finalize(self, _end, self.process)
 
     def begin(self, limits: Limits, kind: str, *told: Any) -> None:
-        """Sends a request and returns; the process works in the background."""
+        """Sends a request (its kind and its data) and returns before it is answered."""
         assert self.process.stdin
         with contextlib.suppress(BrokenPipeError):  # `answer` says so
             pickle.dump((kind, limits, *told), self.process.stdin)
             self.process.stdin.flush()
 
     def answer(self) -> Answer:
-        """Waits for the answer to the last request. Raises WorkerDied if the process has ended:
-        then this worker gives no more answers."""
+        """Waits for the answer to the last request. Raises WorkerDied if the process has ended;
+        this worker then gives no more answers."""
         assert self.process.stdout
-        # JSON, not pickle: what runs a stranger's template must not choose what is unpickled here.
+        # JSON, not pickle: a stranger's template must not choose what this process unpickles.
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             self._finalizer()
@@ -80,7 +80,7 @@ def take() -> TextWorker:
 
 
 def give_back(worker: TextWorker) -> None:
-    """Makes a worker available to the next caller of `take`."""
+    """Makes an idle worker available to the next caller of `take`."""
     _idle.append(worker)
 
 

@@ -32,7 +32,7 @@ NO_TEMPLATE = (
     "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
     "checkpoint with a template."
 )
-# For a model without a tokenizer: the tokens are the text's bytes in UTF-8; the end token is 256.
+# The tokenizer of a model without one: tokens are the text's bytes in UTF-8; the end token is 256.
 BYTE_TOKENIZER, NUM_BYTE_TOKENS = Path(__file__).parent / "byte_tokenizer", 257
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def checksum(self) -> int:
-        """A checksum of what the token ids stand for."""
+        """A checksum of the vocabulary: of the text of each token id."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of the text alone: nothing is put before or after."""
+        """Returns the tokens of the text alone, without special tokens before or after it."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -66,8 +66,8 @@ class Tokenizer(Protocol):
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Returns the tokens of a prompt, after which the response begins. The chat template is
-        applied, if there is one; `variables` override those set for all prompts. Raises
-        ChatTemplateError if it cannot render the prompt."""
+        applied, if there is one; `variables` override the template's variables for all prompts.
+        Raises ChatTemplateError if the template cannot render the prompt."""
         ...
 
 
@@ -77,7 +77,7 @@ def is_message(value: object) -> bool:
 
 
 def flatten_messages(prompt: PromptText) -> str:
-    """Returns a prompt as text for people: the contents of its messages, without roles."""
+    """Returns a prompt as a plain text: the contents of its messages, without roles."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(message["content"] for message in prompt)
@@ -87,8 +87,8 @@ def flatten_messages(prompt: PromptText) -> str:
 class Chat:
     """Settings for every prompt that a chat template renders."""
 
-    system_prompt: str = ""  # for prompts without one
-    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template
+    system_prompt: str = ""  # system message for prompts without one
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template by name
 
 
 class HuggingFaceTokenizer:
@@ -162,15 +162,15 @@ class HuggingFaceTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """Returns the tokens of a text to continue, without a chat template.
 
-        Unlike `encode`, keeps the beginning-of-sequence token that the tokenizer adds and a base
-        model expects, unless the text begins with one.
+        Unlike `encode`, it keeps the beginning-of-sequence token that the tokenizer adds and that a
+        base model expects, unless the text begins with this token.
         """
         return self.special.begun_once(self._tokenizer.encode(text))
 
     def encode_chat(self, text: str) -> list[int]:
         """Returns the tokens of a rendered chat, with at most one beginning-of-sequence token.
 
-        The template may write one, and the first message may begin with another."""
+        The template may write such a token, and the first message may begin with another."""
         return self.special.begun_once(self.encode(text))
 
     @cached_property
@@ -179,13 +179,13 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Whether this is the byte tokenizer, whatever directory it was read from."""
+        """Whether this is the byte tokenizer, read from any directory."""
         text = bytes(range(128)).decode()
         return self.vocab_size == NUM_BYTE_TOKENS and self.encode(text) == list(range(128))
 
     @cached_property
     def dropped(self) -> Mapping[int, str]:
-        """Special tokens that `decode` drops, with their texts; not beginning, end or padding."""
+        """Texts, by id, of special tokens that `decode` drops, except begin, end and padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
         texts = self.special.texts if self._skips_special else {}
         return {token: text for token, text in texts.items() if token not in usual}
@@ -224,8 +224,8 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """Renders messages with the chat template; see `ChatTemplate.render`. If the template
-        refuses a system message, its text is put before the first user message."""
+        """Returns messages rendered by the chat template; see `ChatTemplate.render`. If the
+        template refuses a system message, its text is put before the first user message."""
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})
@@ -243,8 +243,8 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str =
     """Raises UserError if an id of the tokenizer has no row in an embedding.
 
     Args:
-      num_embeddings: rows of the embedding.
-      source: the checkpoint directory, for the message.
+      num_embeddings: number of rows of the embedding.
+      source: the checkpoint directory, for the error message.
     """
     largest = tokenizer.vocab_size - 1
     if largest >= num_embeddings:

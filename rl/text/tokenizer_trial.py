@@ -1,8 +1,7 @@
 """Tries out a tokenizer in another process before this process loads it.
 
 A library in Rust reads `tokenizer.json`. It may panic, never return or take all memory: on the file
-itself, or on texts that the file's rules produce. Knows the files. Does not know what tokens are
-for.
+itself, or on texts that match the file's rules. Knows the files. Does not know how tokens are used.
 """
 
 import signal
@@ -23,12 +22,12 @@ _TEXTS = (
     "a" * 2000 + "!",
     "ﷺ" * 500,  # each character becomes 18
 )
-_MOST_OF_A_RULE = 64  # characters of a text that is tried
+_MOST_OF_A_RULE = 64  # characters of a rule's text; longer texts are not tried
 _passed: set[int] = set()  # checksums of tokenizers that need not be tried again
 
 
 class TokenizerTrial:
-    """A trial in the background, which begins when this object is made."""
+    """A trial in the background, which begins when this object is created."""
 
     def __init__(self, directory: Path):
         self._checksum = _checksum(directory)
@@ -39,7 +38,7 @@ class TokenizerTrial:
             self._worker.begin(LIMITS, "load", str(directory), texts)
 
     def problem(self) -> str:
-        """Waits for the trial; returns what is wrong with the tokenizer, or ""."""
+        """Waits for the trial. Returns the tokenizer's problem as a text, or ""."""
         if self._worker is None:
             return ""
         try:
@@ -58,7 +57,7 @@ class TokenizerTrial:
 
 
 def _checksum(directory: Path) -> int:
-    """Returns the checksum of every file that a tokenizer may be read from."""
+    """Returns one checksum of all files that a tokenizer may be read from."""
     found = 0
     for path in sorted(directory.iterdir()):
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja", ".tiktoken"):

@@ -1,20 +1,20 @@
-"""Ends responses where a chat template ends an answer.
+"""Ends responses with the token with which a chat template ends an answer.
 
-A model that learned from the template ends its answers with what the template writes behind them,
-whatever end tokens its checkpoint names. Does not know models.
+A model that learned from the template ends its answers with the text that the template writes after
+them, even if its checkpoint names other end tokens. Does not know models.
 """
 
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
-_ANSWER = "7391605284"  # stands for the answer: the same in capitals, and in no template
+_ANSWER = "7391605284"  # in place of an answer: no template has it or changes its letters' case
 _TURNS = ({"role": "user", "content": "1947"}, {"role": "assistant", "content": _ANSWER})
 _LONGEST = 1000  # characters; a template that writes more behind an answer is broken
 
 
 def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
-    """Adds the token with which the chat template ends an answer to `eos_ids`, if it is not there.
-    `note` tells the user so, or that the template ends answers with a text of usual tokens."""
+    """Adds the token with which the chat template ends an answer to `tokenizer.eos_ids`. Then
+    `tokenizer.note` tells the user so, or that the template ends answers with usual tokens."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
     special, own = tokenizer.special, " or ".join(tokenizer.eos_texts)
     tokens = [x for x in tokenizer.encode(behind) if x not in special.beginning]
