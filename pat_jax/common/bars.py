@@ -30,7 +30,7 @@ def bar(*iterable: Any, **options: Any) -> "tqdm":
 
 @contextmanager
 def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar that counts programs; yields a function that sets the number done and in all."""
+    """Shows a progress bar of programs. Yields a function that sets the numbers done and in all."""
     with bar(total=0, unit="program", desc=what, **options) as shown:
 
         def show(done: int, total: int) -> None:
@@ -41,7 +41,7 @@ def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
 
 
 def note(text: str) -> None:
-    """Prints a line above any bar."""
+    """Prints a line of text above any progress bar."""
     from tqdm.auto import tqdm
 
     tqdm.write(text, file=sys.stdout if is_cell(sys.stdout) else sys.stderr)

@@ -16,16 +16,16 @@ class Chip:
     name: str
     platform: Literal["cuda", "tpu"]
     memory_bytes: int
-    memory_bytes_s: float
-    flops_s: float  # bfloat16, no sparsity
+    memory_bytes_s: float  # bytes a second that the device reads from its memory
+    flops_s: float  # peak operations a second in bfloat16, without sparsity
     link: str  # name of the links between devices of a host, or of a TPU slice
     links: int  # number of such links of a device
-    link_bytes_s: float  # one way, all links of a device together
-    host_link_bytes_s: float  # one way, a device's share of its host's network
-    pcie_bytes_s: float  # one way, between a device and its host's memory
-    largest_host: int = 0  # the most devices of a host; 0: no limit
+    link_bytes_s: float  # bytes a second one way, over all links of a device together
+    host_link_bytes_s: float  # bytes a second one way: a device's share of its host's network
+    pcie_bytes_s: float  # bytes a second one way, between a device and its host's memory
+    largest_host: int = 0  # most devices of a host, or 0 for no limit
     dimensions: int = 0  # number of dimensions of a TPU's torus
-    description: str = ""  # a GPU, for XLA's compiler: a GpuTargetConfig in text form
+    description: str = ""  # of a GPU, for XLA's compiler: a GpuTargetConfig in text form
     device_kinds: tuple[str, ...] = ()  # its names in JAX (`jax.Device.device_kind`)
 
 

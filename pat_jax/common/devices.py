@@ -23,7 +23,7 @@ PROFILE_DIR = CACHE_DIR.parent / "profiles"  # profiles of this machine
 KEPT_DIR = PROFILE_DIR / "kept"  # profiles that runs have measured at their start
 PLAN_DIR = CACHE_DIR.parent / "plans"  # programs compiled for other machines
 
-# The modules of each plug-in, and its device files: a machine with such a device has one of them.
+# By platform: the modules of JAX's plug-ins, and patterns of the files that its devices have.
 _PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "tpu": (("libtpu",), ("/dev/accel*", "/dev/vfio/[0-9]*")),
     "cuda": (
@@ -89,7 +89,7 @@ def _set_up(num_cpu: int) -> None:
 
 
 def platforms_here() -> str | None:
-    """Returns the platforms that JAX should look for; None: all that are installed.
+    """Returns the platforms that JAX should look for, or None for all that are installed.
 
     The extra `plan` installs compilers for accelerators that are not here. JAX would start each of
     them, which has taken minutes.
@@ -128,7 +128,8 @@ def num_cores() -> int:
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """Returns the sharding with host memory; unchanged for devices that are only compiled for."""
+    """Returns the sharding with its arrays in host memory. It is unchanged for devices that this
+    machine lacks, whose programs are only compiled."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")

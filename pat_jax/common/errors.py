@@ -4,7 +4,7 @@ import re
 
 from pat_jax.common.printable import printable
 
-MOST_CHARACTERS = 1200  # of a sentence
+MOST_CHARACTERS = 1200  # of an error's sentence
 _LONG_WORD = re.compile(r"\S{301,}")  # longer than most paths
 
 

@@ -1,4 +1,4 @@
-"""Collects work while a thread is busy; the thread then does it in one call."""
+"""Collects items for a thread that is busy. The thread then handles all of them in one call."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -9,18 +9,19 @@ T = TypeVar("T")
 
 
 def is_any(waiting: Sequence[Any]) -> bool:
-    """Whether any item waits."""
+    """Returns whether any item waits."""
     return bool(waiting)
 
 
 class Gathering(Generic[T]):
-    """Calls a function on one thread with the items that were added. Items that are added while it
-    runs wait, and are given to its next call together.
+    """Calls a function on one thread with the items that were added. Items that are added while the
+    function runs wait; its next call gets them together.
 
     Args:
       thread: an executor of one thread.
       do: the function; it gets a list of at least one item.
-      is_enough: whether the waiting items are given to `do` even before `ask` or `wait`.
+      is_enough: gets the waiting items; if it returns True, `do` is called with them even before
+        `ask` or `wait`.
     """
 
     def __init__(

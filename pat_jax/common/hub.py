@@ -27,7 +27,7 @@ _NAME = re.compile(
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SECONDS = 10  # timeout of the Hub's list of files
 
-# By HTTP status.
+# What the user can do, by HTTP status.
 _ADVICE: dict[int | None, str] = {
     401: "check HF_TOKEN, or log in anew with `hf auth login`",
     403: "ask its owner for access, and log in with `hf auth login`",
@@ -49,7 +49,7 @@ _commits: dict[tuple[_Kind, str], str] = {}  # of names found on the Hub, as the
 
 
 def commits() -> dict[str, dict[str, str]]:
-    """Returns the commits of all names that this process has found on the Hub, by kind and name."""
+    """Returns the commit of each name that this process has found on the Hub, by kind and name."""
     found: dict[str, dict[str, str]] = {}
     for (kind, name), commit in _commits.items():
         found.setdefault(kind, {})[name] = commit
@@ -269,7 +269,8 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
 
 
 def _parts(folder: Path, file: str) -> Sequence[str]:
-    """Returns the names of `file`'s parts: of weights, the files in the index; else itself."""
+    """Returns the files that `file` stands for: the shards in the index of the weights, else the
+    file itself."""
     if file != _WEIGHTS or not (folder / _INDEX).is_file():
         return (file,)
     index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")

@@ -20,13 +20,14 @@ def owners(devices: Iterable[Device]) -> list[int]:
 
 
 def is_absent(devices: Iterable[Device]) -> bool:
-    """Whether this process owns none of these devices, and others of this run do."""
+    """Returns whether other processes of this run own these devices, and this one owns none of
+    them."""
     us, own = process_group(), owners(devices)
     return len(own) > 0 and not us.is_alone and us.index not in own
 
 
 def have_all(devices: Iterable[Device]) -> bool:
-    """Whether each process of this run owns some of these devices."""
+    """Returns whether each process of this run owns some of these devices."""
     us = process_group()
     return us.is_alone or len(owners(devices)) == us.count
 
@@ -35,7 +36,7 @@ def known_to_all(name: str, devices: Iterable[Device], value: T) -> T:
     """Returns in every process the `value` of the first owner of these devices.
 
     All processes must call it, in the same order, with the same `name`. Where each process owns
-    some of the devices, it returns `value` at once: all have computed the same.
+    some of the devices, it returns `value` at once, as all have computed the same.
     """
     if have_all(devices):
         return value

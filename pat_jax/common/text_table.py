@@ -12,7 +12,7 @@ class Table(NamedTuple):
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Returns a table with one line a row. A cell of None is empty."""
+    """Returns a table with one line for each row. A cell of None is empty."""
     texts = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     is_number = [

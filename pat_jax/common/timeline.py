@@ -26,18 +26,19 @@ class Span:
 
 @dataclass
 class Timeline:
-    """The stages since the last `take`. Any thread may add some."""
+    """The stages since the last `take`. Any thread may add one."""
 
     _spans: list[Span] = field(default_factory=list)
     _begin: float = field(default_factory=time.perf_counter)
 
     def add(self, name: str, devices: Iterable[Device], begin: float, end: float) -> None:
-        """Adds a stage by its seconds of `time.perf_counter`."""
+        """Adds a stage. `begin` and `end` are seconds of `time.perf_counter`."""
         since = begin - self._begin, end - self._begin
         self._spans.append(Span(name, frozenset(devices), *since))
 
     def take(self) -> list[Span]:
-        """Returns the stages so far, and begins anew."""
+        """Returns the stages since the last call, by their beginning. Then the timeline begins
+        again at 0 s."""
         taken, self._spans, self._begin = self._spans, [], time.perf_counter()
         return sorted(taken, key=lambda span: span.begin_s)
 

@@ -24,12 +24,12 @@ class DraftResult(NamedTuple):
     The arrays that a burst itself returns have an additional first axis of replicas.
     """
 
-    begun: np.ndarray  # int[kinds], runs that began with each kind of match
-    # int[2, kinds, MAX_RUN], runs and branches for which it is known whether each token was right
+    begun: np.ndarray  # int[kinds], number of runs that began with each kind of match
+    # int[2, kinds, MAX_RUN], runs and branches whose 1st, 2nd, … token is known to be right or not
     proposed: np.ndarray
     accepted: np.ndarray  # int[2, kinds, MAX_RUN], those whose token was right
-    branch_counts: np.ndarray  # int[kinds, kinds], steps by the kinds of run and branch
-    verified: int | np.ndarray  # tokens of drafts and branches
+    branch_counts: np.ndarray  # int[kinds, kinds], number of steps by the kinds of run and branch
+    verified: int | np.ndarray  # number of verified tokens of drafts and branches
     # int[sources, 3], tokens verified, accepted, and accepted on a branch; zeros if drafts are not
     # copied.
     by_source: np.ndarray = NO_SOURCES

@@ -3,14 +3,14 @@
 Knows counts. Does not know where drafts come from, nor what verifying them costs.
 
 A *run* is the text that a draft of unlimited length would predict correctly. It begins with an
-n-gram match, whose *kind* is a range of its length. It lasts several steps if drafts are shorter.
-So two things predict the acceptance of drafts of any length: the kinds of matches that runs begin
-with, and the probability that a run goes on for another token. The matches of single steps do not
-predict it: short drafts meet the same long match again and again.
+n-gram match; the *kind* of the match is a range of its length. A run lasts several steps if drafts
+are shorter than it. So two things predict the acceptance of drafts of any length: the kinds of
+matches that runs begin with, and the probability that a run goes on for another token. The matches
+of single steps do not predict it: short drafts meet the same long match again and again.
 
-A row may have a *branch* beside its draft, which begins with another token. A branch can be right
-only where the draft's first token is wrong. How often it is depends on the kind of its own match.
-After an accepted branch, the next step begins a new run.
+A row may also verify a *branch*: a second draft that begins with another token. A branch can be
+right only where the draft's first token is wrong. How often it is right depends on the kind of its
+own match. After an accepted branch, the next step begins a new run.
 """
 
 from dataclasses import dataclass, replace
@@ -62,15 +62,16 @@ PRIOR_RUNS = 1.0  # runs that the prior counts for, of each kind of match and ea
 # texts grow and begin to repeat; their acceptance also changes with the prompt. These numbers
 # predicted the next burst best.
 BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
-MOST_GOES_ON = 0.999  # most P(a run goes on) beyond the tokens that are counted: texts end
-# A draft token is verified if its P(right) is at least a threshold; less room raises the threshold.
+MOST_GOES_ON = 0.999  # largest P(a run goes on) beyond the tokens that are counted: texts end
+# A draft token is verified if its P(right) is at least a threshold, higher if there is less room.
 THRESHOLDS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 Numbers = float | np.ndarray
 
 
 def _prior_accepted(is_generated: bool) -> np.ndarray:
-    """Prior P(a token is right | those before it are), float[draft or branch, kinds, MAX_RUN]."""
+    """Returns the prior P(a token is right | those before it are), float[draft or branch, kinds,
+    MAX_RUN]."""
     nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
     known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
     if is_generated:
@@ -79,9 +80,10 @@ def _prior_accepted(is_generated: bool) -> np.ndarray:
 
 
 def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(the next 1, 2, … draft tokens are right), by the kind of the run and the place in it, in
-    tokens: float[kinds, places, draft]. And P(those of a branch beside them are right), by the kind
-    of the branch as well: float[kinds, places, kinds, draft]."""
+    """Returns two arrays of probabilities. A place is the number of a run's tokens before a step.
+    The first is P(the next 1, 2, … draft tokens are right): float[kinds of run, places, draft]. The
+    second is P(those of a branch are right): float[kinds of run, places, kinds of branch,
+    draft]."""
     places = np.arange(1 + MAX_RUN - draft)
     before = accept_prob[DRAFTS][:, places, None]
     after = accept_prob[DRAFTS][:, places[:, None] + 1 + np.arange(draft)]
@@ -91,16 +93,16 @@ def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]
 
 
 class Ways(NamedTuple):
-    """Draft tokens that a row verifies and tokens that it generates in a step, by the room for
-    draft tokens; means over the steps of all runs."""
+    """Means over the steps of all runs, by the room for draft tokens: draft tokens that a row
+    verifies, and tokens that it generates."""
 
-    # float[1 + thresholds], draft tokens: 0 first, then one entry per `THRESHOLDS`, the lowest last
+    # float[1 + thresholds], draft tokens of a row: 0, then one number per `THRESHOLDS`, descending
     verified: np.ndarray
-    generated: np.ndarray  # float[1 + thresholds], tokens
+    generated: np.ndarray  # float[1 + thresholds], tokens generated with as many draft tokens
     alone: np.ndarray  # float[1 + draft], tokens generated if drafts always have 0, 1, … tokens
 
     def tokens(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
-        """Tokens that a row generates in a step.
+        """Returns the tokens that a row generates in a step.
 
         A step has room for a number of draft tokens over all rows: those likeliest to be right get
         it. With many rows, these are all tokens above some threshold. A row alone has all the room,
@@ -108,14 +110,15 @@ class Ways(NamedTuple):
 
         Args:
           num_draft_tokens: draft tokens of a step, per row; one number or several.
-          rows: number of rows that share the room; one, or one for each of these.
+          rows: number of rows that share the room; one number, or one per `num_draft_tokens`.
         """
         together = np.interp(num_draft_tokens, self.verified, self.generated)
         alone = np.interp(num_draft_tokens, np.arange(len(self.alone)), self.alone)
         return together + (alone - together) / np.maximum(rows, 1.0)
 
     def drafted(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
-        """Draft tokens that a row verifies in a step; the arguments are those of `tokens`."""
+        """Returns the draft tokens that a row verifies in a step; the arguments are those of
+        `tokens`."""
         together = np.minimum(num_draft_tokens, self.verified[-1])
         alone = np.minimum(num_draft_tokens, len(self.alone) - 1)
         return together + (alone - together) / np.maximum(rows, 1.0)
@@ -127,8 +130,8 @@ class Acceptance:
     each kind occurs."""
 
     begun: np.ndarray  # float[kinds], runs that began with each kind of match
-    proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches with each token known
-    accepted: np.ndarray  # float[2, kinds, MAX_RUN], those whose token was right
+    proposed: np.ndarray  # float[2, kinds, MAX_RUN], as in `DraftResult`; old bursts weigh less
+    accepted: np.ndarray  # float[2, kinds, MAX_RUN], those of `proposed` whose token was right
     branch_counts: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
     is_generated: bool = False  # drafts come from a model, not from texts
 
@@ -155,7 +158,8 @@ class Acceptance:
     @cached_property
     def accept_prob(self) -> np.ndarray:
         """P(the first 0, 1, … tokens of a run are right), and the same of a branch, given that the
-        draft's first token is wrong. float[draft or branch, kinds, 1 + MAX_RUN]."""
+        draft's first token is wrong. Its shape is float[draft or branch, kinds of match, 1 +
+        MAX_RUN]."""
         prior = PRIOR_RUNS * _prior_accepted(self.is_generated)
         rate = (self.accepted + prior) / (self.proposed + PRIOR_RUNS)
         if self.is_generated:  # a model is taken to be as good at a token as at the one before it
@@ -171,7 +175,7 @@ class Acceptance:
         return self.begun / self.begun.sum()
 
     def tokens(self, num_draft_tokens: Numbers, draft: int, rows: Numbers) -> Numbers:
-        """Predicted tokens of a row in a step, 1 without drafts: see `Ways.tokens`.
+        """Returns the predicted tokens of a row in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
           draft: most tokens of one draft.
@@ -184,7 +188,8 @@ class Acceptance:
         return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
-        """Tokens that a row generates in a step that verifies `draft` and `branch` tokens."""
+        """Returns the tokens that a row generates per step, if each step verifies `draft` tokens of
+        the draft and `branch` tokens of the branch."""
         longest = max(draft, branch, 1)
         places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])
@@ -199,7 +204,8 @@ class Acceptance:
         return {}
 
     def ways(self, draft: int, believed: np.ndarray) -> "Ways":
-        """Draft tokens verified and tokens generated in a step, for any room for draft tokens.
+        """Returns draft tokens verified and tokens generated in a step, for any room for draft
+        tokens.
 
         Args:
           draft: most tokens of one draft.
@@ -230,11 +236,12 @@ class Acceptance:
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens verified and tokens generated in a step, means over all runs' steps: float[ways].
+        """Returns the tokens verified and the tokens generated in a step, each float[ways]: means
+        over the steps of all runs.
 
         Args:
-          lengths, branches: tokens verified of the draft and of the branch beside it;
-            int[ways, kinds of run, places in it, kinds of branch].
+          lengths, branches: tokens verified of the draft and of the branch: int[ways, kinds of run,
+            places in the run, kinds of branch].
         """
         of_run, of_branch = (
             np.pad(x.cumsum(axis=-1), [(0, 0)] * (x.ndim - 1) + [(1, 0)])

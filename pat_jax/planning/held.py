@@ -1,4 +1,4 @@
-"""Counts the tokens of a replica's sequences in the KV cache, which some attention kernels read.
+"""Counts the KV cache tokens of a replica's sequences, for attention kernels that read only these.
 
 Knows counts of tokens. Does not know what reading them costs.
 """
@@ -9,14 +9,15 @@ import numpy as np
 def most_held(
     context: np.ndarray, sampled: np.ndarray, replica: np.ndarray, steps: int, every: int
 ) -> np.ndarray:
-    """Mean tokens of the KV cache that a step reads, in the replica that reads most:
-    float[windows], each window of `every` steps.
+    """Returns how many tokens of the KV cache a step reads in the replica that reads most:
+    float[windows], the mean over the steps of each window of `every` steps.
 
     A sequence reads one more token after each that it samples, and none once it has ended.
 
     Args:
-      context: int[running], tokens in the cache at the first step.
-      sampled: int[running], tokens that each samples, at most one a step.
+      context: int[running], tokens of each sequence in the cache at the first step.
+      sampled: int[running], tokens that each sequence samples, at most one a step.
+      replica: int[running], index of the replica of each sequence.
     """
     windows = -(-steps // every)
     if not windows or not len(replica):

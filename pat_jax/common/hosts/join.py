@@ -1,4 +1,4 @@
-"""Connects the processes of a run. Options, a launcher's variables or the cluster tell which.
+"""Connects the processes of a run, which options, a launcher's variables or the cluster name.
 
 Must come before anything asks JAX for devices. Uses JAX's own service, but not
 `jax.experimental.multihost_utils`. Its `broadcast_one_to_all` and `process_allgather` run programs

@@ -1,9 +1,10 @@
 """Messages between the processes of a run, apart from what their devices send each other.
 
-A star: every process has one connection to the first. Each end sends four heartbeats per
-`SILENCE_S`, which say where its main thread is. A peer counts as lost if it is silent for that
-long, or if its connection breaks before it has said goodbye. Each message has an authentication
-code, which is checked before the message is parsed (`wire.py`). Does not know what messages mean.
+The connections form a star: every process has one to the first. Each end sends four heartbeats per
+`SILENCE_S`, which tell where its main thread is. A peer counts as lost if it is silent for
+`SILENCE_S`, or if its connection breaks before it has said goodbye. Each message has an
+authentication code, which is checked before the message is parsed (`wire.py`). Does not know what
+messages mean.
 """
 
 import hmac

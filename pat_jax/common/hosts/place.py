@@ -1,6 +1,7 @@
 """Finds which process of a run this one is, by options or by the variables of a launcher.
 
-Knows variables. Asks JAX only for the processes of a cluster that it finds by itself (`located`).
+Knows environment variables. Asks JAX only for the processes of a cluster that JAX finds by itself
+(`located`).
 """
 
 import re
@@ -25,7 +26,7 @@ TOKEN = "PAT_JAX_JOB_TOKEN"  # variable that all processes of a job share, and n
 
 
 class Place(NamedTuple):
-    """Which process of a run one process is, and where all of them meet."""
+    """The index of a process in its run, and the address where all processes of the run meet."""
 
     coordinator: str | None  # host:port; None: JAX finds the processes by itself
     index: int = 0
@@ -34,9 +35,9 @@ class Place(NamedTuple):
 
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
-    """Finds which process of the run this one is: by the options, else by torchrun's variables,
-    else by those of the cluster, which JAX reads. Returns None if it is alone. Raises UserError if
-    some variables are missing or wrong."""
+    """Returns the place of this process in its run, or None if it is the only process. Reads the
+    options, else torchrun's variables, else those of the cluster, which JAX reads. Raises UserError
+    if some variables are missing or wrong."""
     if config.coordinator:
         return Place(config.coordinator, config.process_id, config.num_processes)
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
@@ -45,8 +46,8 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
 
 
 def job_token(config: DistributedConfig, variables: Mapping[str, str]) -> bytes:
-    """Returns a text that all processes of a job share, and others do not: the variable TOKEN, and
-    the launcher's names for the job. Empty if there is neither."""
+    """Returns a text that all processes of a job share, and others do not. It has the variable
+    TOKEN and the launcher's names for the job, and is empty if there is neither."""
     names = "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"
     if config.coordinator:
         names = ()

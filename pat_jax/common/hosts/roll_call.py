@@ -1,8 +1,8 @@
-"""Checks that all processes of a run are there, before JAX does. If one is missing, JAX aborts the
+"""Checks that all processes of a run have come, before JAX does. If one is missing, JAX aborts the
 process in C++, without a message for the user.
 
 The first process listens at the coordinator's address until every other one has sent its index. It
-tells them a key for their messages (`link.py`), or why they cannot go on, and leaves the port to
+sends them a key for their messages (`link.py`), or why they cannot go on, and leaves the port to
 JAX. Both sides prove that they have the token of the job (`place.job_token`), without sending it; a
 visitor with another token is ignored. Only JSON is read.
 """
@@ -38,10 +38,10 @@ Visitor = tuple[socket.socket, Mapping[str, Any]]  # a connection, and the field
 
 
 def roll_call(place: Place, wait_s: float, token: bytes = b"") -> tuple[str | None, list[Peer]]:
-    """Waits until every process is there. Returns the address at which this process has listened,
-    and its peers by index. The address is None for all interfaces, and in all processes except the
-    first. Raises UserError if a process did not come within `wait_s`, or was started with another
-    number of processes."""
+    """Waits until every process of the run has come. Returns the address at which this process has
+    listened, and its peers by index. The address is None if it is all interfaces, and in all
+    processes except the first. Raises UserError if a process did not come within `wait_s`, or was
+    started with another number of processes."""
     assert place.coordinator is not None
     made_of = place, place.coordinator, time.monotonic() + wait_s, wait_s, token
     return _call(*made_of) if place.index == 0 else (None, [_answer(*made_of)])
@@ -116,7 +116,7 @@ _ADVICE = (
 
 
 def _send_verdict(visitor: socket.socket, sentence: str, key: bytes = b"") -> None:
-    """Tells a process the key with which it goes on, or why it cannot."""
+    """Sends a process the key for its messages, or the reason why it cannot go on."""
     with suppress(OSError):
         send_fields(visitor, sentence=sentence, key=key.hex())
     if sentence:

@@ -82,8 +82,8 @@ def send_fields(to: socket.socket, **fields: Any) -> None:
 
 
 def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
-    """Receives one line, before `time.monotonic()` reaches `until`. Raises OSError or EOFError if
-    none comes, and ValueError if it is not a JSON object."""
+    """Receives one line, a JSON object, before `time.monotonic()` reaches `until`. Raises OSError
+    or EOFError if no line comes, and ValueError if it is not a JSON object."""
     line = bytearray()
     while not line.endswith(b"\n"):
         of.settimeout(max(until - time.monotonic(), 0.001))
@@ -102,9 +102,9 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
 
 
 def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Makes a visitor prove that it has the `key`. Then proves the same to it, and sends it the
-    fields `told`. Returns the visitor's fields. Raises what `receive_fields` does, and ValueError
-    if the proof is wrong."""
+    """Makes a visitor prove that it has the `key`. Then proves to the visitor that this process has
+    it, and sends the fields `told`. Returns the visitor's fields. Raises what `receive_fields`
+    does, and ValueError if the visitor's proof is wrong."""
     send_fields(visitor, prove=(question := secrets.token_hex(32)))
     fields = receive_fields(visitor, until)
     _check(key, fields, "other", question)
@@ -113,7 +113,8 @@ def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[s
 
 
 def answer(first: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Does the visitor's part of `ask`: sends the fields `told`, and returns the other end's."""
+    """Does the visitor's part of `ask`: sends the fields `told`, and returns the fields of the
+    process that asks."""
     question = receive_fields(first, until).get("prove")
     told["prove"] = secrets.token_hex(32)
     send_fields(first, **told, proof=_proof(key, told, "other", question))

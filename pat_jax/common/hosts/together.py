@@ -1,12 +1,12 @@
-"""What the processes of a run do together: decide once, gather, stop, and end.
+"""What the processes of a run do together: decide once, gather values, stop, and end.
 
 Every process runs the same program on the same inputs, and issues the same programs to its devices
 in the same order. Some decisions do not follow from the inputs: a plan depends on clocks, others on
-the file system or on signals. The first process makes them and tells the others (`agree`). Each
-process may compute a share of something; `gather` gives all shares to all processes.
+the file system or on signals. The first process makes them and sends them to the others (`agree`).
+Each process may compute a share of something; `gather` gives all shares to all processes.
 
-A process has one `ProcessGroup`, as it has one `jax.process_index()`. It costs a lone process
-nothing.
+A process has one `ProcessGroup`, as it has one `jax.process_index()`. A run of one process spends
+no time in it.
 """
 
 import math
@@ -81,9 +81,9 @@ class ProcessGroup:
         return self._decide(name, make)
 
     def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
-        """Returns in every process the values of all processes, by index. `trouble` says what this
-        process could not do. The others then have only a minute to call this, as they may never do
-        so."""
+        """Returns in every process the values of all processes, by index. If this process could not
+        do its share, `trouble` says so. The others then have only a minute to call this, as they
+        may never do so."""
         if self.is_alone:
             return [value]
         self.reach_point(name)
@@ -94,7 +94,7 @@ class ProcessGroup:
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
-        """Ends all processes if one has another `value` than the first."""
+        """Ends all processes if one of them has another `value` than the first process."""
         answers = self.gather(name, value)
         if others := [i for i, one in enumerate(answers) if one != answers[0]]:
             self.fail(
@@ -115,7 +115,7 @@ class ProcessGroup:
         return folder
 
     def ask_to_stop(self, number: int) -> None:
-        """Passes a signal to stop on: all processes stop when they next call `agree`."""
+        """Passes on a signal to stop. All processes stop when they next call `agree`."""
         if self.is_first:
             self.stop_number = number
         else:
@@ -134,7 +134,8 @@ class ProcessGroup:
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
-        """Prints why this process cannot go on, and ends all processes. Returns if it is alone."""
+        """Prints why this process cannot go on, and ends all processes. Does nothing in a run of
+        one process."""
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)

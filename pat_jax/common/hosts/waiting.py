@@ -1,8 +1,8 @@
 """Decides how long one process waits for others, and what it prints meanwhile and at the end.
 
-A process whose main thread hangs (a deadlock, a dead file system) still sends heartbeats. These
-tell the last point that it reached and where it is in the program (`At`). A process that waits
-counts the seconds since that point was new. Does not know connections (`link.py`).
+A process whose main thread hangs (a deadlock, a dead file system) still sends heartbeats. They tell
+the last point that the main thread reached, and where it is in the program (`At`). A process that
+waits for it counts the seconds since that point was new. Does not know connections (`link.py`).
 """
 
 import gc
@@ -120,7 +120,9 @@ class Stall:
         self._since = time.monotonic()
 
     def sentence(self, ats: Mapping[str, At]) -> str:
-        """Returns why the run ends, or "" while a process makes progress or waits for another."""
+        """Returns the error message if no process has made progress for too long, else "". `ats`
+        tells how far each process has come, by its name. A process that waits for another is
+        watched by `Wait`."""
         now, progress = time.monotonic(), [at.progress for at in ats.values()]
         waits = any(at.waits_for is not None for at in ats.values())
         if waits or progress != self._progress:

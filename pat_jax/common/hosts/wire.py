@@ -1,4 +1,5 @@
-"""What processes tell each other, as JSON: reading it unpickles nothing and calls no function.
+"""Writes what processes send each other as JSON. Reading it unpickles nothing and calls no
+function.
 
 Writes plain values, containers and arrays, and the dataclasses, named tuples and enums of this
 package. Reading sets their fields without calling a constructor. Does not know what they mean.
@@ -22,7 +23,8 @@ _PACKAGE = "pat_jax."
 
 
 def to_bytes(value: object) -> bytes:
-    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of no type above."""
+    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of a type not named
+    above."""
     return json.dumps(_written(value)).encode()
 
 

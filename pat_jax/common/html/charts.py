@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """A part of the horizontal axis; its name may be empty."""
+    """A shaded range of the horizontal axis. Its name may be empty."""
 
     name: str
     left: float

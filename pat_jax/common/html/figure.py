@@ -25,7 +25,7 @@ KEY = 34  # width of a legend's entry beside its name: the colour, and space to 
 
 @dataclass(frozen=True)
 class Box:
-    """A plot and its place in a picture."""
+    """A plot with its position and size in a picture."""
 
     plot: Plot
     x: float
@@ -45,7 +45,8 @@ class Box:
 
     @property
     def keys(self) -> list[tuple[str, str, float, float]]:
-        """The legend: each name, its colour, and x and y in the box."""
+        """The entries of the legend: each one's name, its colour, and its x and y within the
+        box."""
         names, below = self.plot.colours, self.area_y + self.height + BELOW + LINE
         across = KEY + LETTER * max(map(len, names), default=0)
         columns = max(1, int((self.width - LEFT) / across))
@@ -62,7 +63,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Figure:
-    """Plots in rows, and lines of words under them. A notebook shows it."""
+    """Plots in rows, with lines of words under them. A notebook shows it as a picture."""
 
     plots: Sequence[Plot]
     columns: int = 1

@@ -13,11 +13,11 @@ import numpy as np
 from pat_jax.planning.types import Split
 
 FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before its first burst
-SHARED_SPREAD_S = 50e-6  # of the shared term at first: a host's work is microseconds
+SHARED_SPREAD_S = 50e-6  # standard deviation of the shared term at first: the host's microseconds
 NOISE = 0.1  # standard deviation of a burst's seconds, as a share of them
 DRIFT = 0.02  # standard deviation of the change of a layout's factor between its bursts
 ODD = 1.5  # standard deviations; a burst further from what was expected counts as this far
-MOST = 2.0  # times; a machine further than this from its profile needs a new one
+MOST = 2.0  # largest factor; a machine further than this from its profile needs a new profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,12 @@ class Correction:
         return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
 
     def factor(self, split: Split) -> float:
-        """Measured / profiled seconds of a step, without the term that all layouts share.
+        """Returns the measured / profiled seconds of a step, without the term that all layouts
+        share.
 
         A layout not seen yet gets the benefit of the doubt. It is predicted to be faster than its
-        profile by half of the others' error (root mean square), or by their whole mean error if
-        that is faster. If their profile is right, the factor is 1.
+        profile by half of the other layouts' error (root mean square), or by their whole mean error
+        if that is faster. If their profile is right, the factor is 1.
         """
         if split in self.factors or not self.splits:
             return self.factors.get(split, 1.0)
@@ -63,7 +64,7 @@ class Correction:
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
-        """Measured / profiled seconds of a step, float[splits], without the benefit of the doubt.
+        """Returns the measured / profiled seconds of a step in each layout, float[splits].
 
         A layout not seen yet gets the others' mean factor: to try it costs one or two switches.
         """
@@ -73,7 +74,8 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst: its steps took `seconds` each, profiled as `profiled_s`."""
+        """Returns the correction after a burst whose steps took `seconds` each. The profile
+        predicts `profiled_s` for them."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)
@@ -100,7 +102,8 @@ class Correction:
         return Correction(splits, mean, covariance, odd)
 
     def _with(self, split: Split) -> tuple[tuple[Split, ...], np.ndarray, np.ndarray]:
-        """The estimate with `split`. A layout not seen yet begins with the others' mean factor."""
+        """Returns the estimate with `split`. A layout not seen yet begins with the others' mean
+        factor."""
         if split in self.splits:
             return self.splits, self.mean, self.covariance.copy()
         mean, covariance = np.append(self.mean, 1.0), np.pad(self.covariance, (0, 1))

@@ -26,12 +26,12 @@ DRAFTS_FROM = "drafts_from"  # the source of the drafts that the measured steps 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Measured and predicted seconds. Rows are those of one replica, lengths are cache lengths
-    in tokens."""
+    """Measured and predicted seconds of the programs of an engine. Rows are those of one replica,
+    lengths are cache lengths in tokens."""
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reshard_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
-    # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
+    # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): one between its replicas
     migrate_table: Mapping[tuple[Split, Split, str], float]
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a replica that one call computes
@@ -42,7 +42,7 @@ class LatencyModel:
     # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # the drafter of `verify_table`; seconds of different ones do not mix
-    # Tokens of all replicas, ascending, and the seconds that experts take for them, in any layout.
+    # Numbers of tokens in all replicas, ascending, and the seconds that the experts take for each.
     routed: tuple[np.ndarray, np.ndarray] = field(default=(np.zeros(1), np.zeros(1)), compare=False)
     # Learned from the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
@@ -82,8 +82,8 @@ class LatencyModel:
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
-        """The model of steps that verify `num_draft_tokens` per row; 0: this model itself. Raises
-        KeyError if no such step was measured."""
+        """Returns the model of steps that verify `num_draft_tokens` draft tokens per row. For 0, it
+        is this model. Raises KeyError if no such step was measured."""
         return self._verifying[num_draft_tokens] if num_draft_tokens else self
 
     def of_drafts_from(self, source: str) -> "LatencyModel":
@@ -101,14 +101,15 @@ class LatencyModel:
         held: float | None = None,
         running: float = math.inf,
     ) -> float:
-        """Seconds of a decode step: `rows` in the fullest replica, contexts up to `length`.
+        """Returns the seconds of a decode step with `rows` rows in the fullest replica, and
+        contexts of up to `length` tokens.
 
         Rows between two buckets run in the larger one and cost what it costs. So do lengths, if
         `reads` is "bucket". The seconds that all layouts take for each running sequence come on top
         (`Correction.per_sequence_s`).
 
         Args:
-          held: tokens in the caches of the replica that holds most; by default `length` in each
+          held: tokens in the KV cache of the replica that holds most; by default `length` in each
             row.
           running: sequences of all replicas; empty rows go to no expert. By default none is empty.
         """
@@ -123,7 +124,7 @@ class LatencyModel:
         held: float | None = None,
         running: float = math.inf,
     ) -> float:
-        """As `decode_step`, by the profile alone: without the correction."""
+        """Returns the seconds of a `decode_step` by the profile alone, without the correction."""
         surface = self.decode[split]
         bucket, covered = surface.cover(rows, length)
         spared = float(self.spared(split.dp * bucket, running))
@@ -133,7 +134,7 @@ class LatencyModel:
         return surface.reading(bucket, length, held) - spared
 
     def spared(self, rows: Numbers, running: Numbers) -> Numbers:
-        """Seconds that a step with `rows` in all replicas together saves in experts, if only
+        """Returns the seconds that a step of `rows` rows in all replicas saves in experts, if only
         `running` of these rows have sequences."""
         routed = np.minimum(running, rows)
         return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
@@ -144,18 +145,20 @@ class LatencyModel:
     def migrate(
         self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
-        """Seconds to migrate `running` sequences of `context` tokens, `fullest` in the fullest
-        replica."""
+        """Returns the seconds to migrate `running` sequences of `context` tokens each. The fullest
+        replica has `fullest` of these sequences."""
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
         seconds = migration(source.dp, target.dp, everybody, one, fullest, running)
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """Seconds of one round of pages between replicas of a layout; infinite if not measured."""
+        """Returns the seconds of one round of pages between replicas of a layout, infinite if
+        unmeasured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
-        """Seconds to prefill `rows` rows of `length` tokens in each replica of `target`.
+        """Returns the seconds to prefill `rows` rows of `length` tokens in each replica of
+        `target`.
 
         Lower positions come first, so most calls see shorter contexts than `length`. A smaller last
         call is priced as a whole one.
@@ -171,7 +174,8 @@ class LatencyModel:
         return seconds + (calls - done) * self.prefill_call(target, length)
 
     def packed(self, split: Split, replica: np.ndarray, tokens: np.ndarray) -> float:
-        """Seconds to prefill sequences of `tokens`, int[sequences], in their replicas.
+        """Returns the seconds to prefill sequences: `tokens` has the length of each, `replica` its
+        replica.
 
         A call is filled with pages of any sequences, lower positions first, in all replicas at once
         (`engine/sequences/prefill_calls.py`). Smaller last calls are priced as whole ones.
@@ -198,14 +202,15 @@ class LatencyModel:
         )
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """Seconds of a call with `prefill_blocks` pages per replica, in contexts up to `length`."""
+        """Returns the seconds of a call with `prefill_blocks` pages per replica, in contexts of up
+        to `length` tokens."""
         surface = self.prefill[split]
         return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
     def _on_drafts(
         self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
     ) -> dict[tuple[Split, int, int, int], float]:
-        """`verify_table` for these buckets; rows beyond the measured ones are left out."""
+        """Returns `verify_table` for these buckets. Rows beyond the measured ones are left out."""
         return {
             (split, n, length, num_draft_tokens): surface(n, length)
             for num_draft_tokens in self.num_draft_tokens
@@ -216,12 +221,11 @@ class LatencyModel:
         }
 
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
-        """The model of an engine with these buckets, whose seconds are measured or interpolated.
+        """Returns the model of an engine with these buckets, whose seconds are measured or
+        interpolated.
 
-        Other buckets of the profile are dropped. No load runs in them here; kept, they would give
-        some loads the time of a program that the engine does not have.
-
-        A layout without measurements is left out.
+        Other buckets of the profile are dropped: some loads would get the time of a program that
+        the engine does not have. A layout without measurements is left out.
 
         Args:
           rows: row buckets of one replica, by layout.
@@ -256,9 +260,9 @@ class LatencyModel:
         return model
 
     def covers(self, other: "LatencyModel") -> bool:
-        """Whether this model has every time that `other` has.
+        """Returns whether this model has every time that `other` has.
 
-        Moves between replicas of a layout do not count: where none was measured, none is made.
+        Moves between replicas of one layout do not count: where none was measured, none is made.
         """
         alike = (*SHAPE, READS, *[DRAFTS_FROM] * bool(other.verify_table))
         return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
@@ -268,7 +272,7 @@ class LatencyModel:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The measured tables, without the corrections of a run."""
+        """Returns the measured tables as values of JSON, without the corrections of a run."""
         tables = {
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
             for name in TABLES

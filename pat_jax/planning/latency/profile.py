@@ -1,4 +1,4 @@
-"""A profile in a file: measured times, the machine and model they are of, and checks of both.
+"""A profile in a file: measured times, with the machine and the model that were measured.
 
 Knows the file and its checks. Does not know how anything is measured (`profiling`).
 """
@@ -18,11 +18,11 @@ from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TA
 from pat_jax.planning.types import Reads, Split
 
 VERSION = 3
-# A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
-# smaller one is neither.
+# A larger bucket may be quicker than a smaller one, by another kernel or by noise. If it takes less
+# than this share of the smaller one's time, the entry is wrong.
 LEAST_SHARE = 0.25
 MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows or tokens
-KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # a key has: layouts, sizes, a word
+KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # numbers of layouts and sizes; last words
     "decode_table": (1, 2, ()),
     "reshard_table": (2, 0, ()),
     "migrate_table": (2, 0, ROUNDS),
@@ -64,10 +64,8 @@ class Subject:
         return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
 
     def differences(self, other: "Subject") -> list[str]:
-        """The fields that differ, the value of `other` as "there" and that of this one as "here".
-
-        For example "device_kind (NVIDIA H100 there, NVIDIA H200 here)".
-        """
+        """Returns the fields that differ, the value of `other` as "there" and that of this one as
+        "here". For example "device_kind (NVIDIA H100 there, NVIDIA H200 here)"."""
         here, there = _flat(self), _flat(other)
         return [
             f"{name} ({there.get(name, 'nothing')} there, {here.get(name, 'nothing')} here)"
@@ -83,7 +81,7 @@ def _flat(subject: Subject) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Profile:
-    """All measured times, in seconds."""
+    """The measured times of one machine and model, in seconds."""
 
     subject: Subject
     latency: LatencyModel
@@ -192,7 +190,7 @@ def _is_count(size: object) -> bool:
 
 
 def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
-    """The entries where more work takes far less time, along a layout's rows and its lengths."""
+    """Yields a message for each entry where more rows, or a larger length, take far less time."""
     lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
     for key in table:
         split, *rows, length = key

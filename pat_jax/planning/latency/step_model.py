@@ -1,8 +1,8 @@
 """Interpolates the seconds of a call between measured points, and extrapolates past the last one.
 
-Between points the seconds are linear in rows and in length, as they are in the physics below; the
-same kernels are assumed as at the neighbouring points. Past the last point the seconds grow
-like the physics that fits all points best.
+Between points the seconds are linear in rows and in length, as in `Physics`; the same kernels are
+assumed as at the neighbouring points. Past the last point the seconds grow like the `Physics` that
+fits all points best.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,8 @@ class Physics:
 
     @classmethod
     def fit(cls, points: Mapping[tuple[int, int], float]) -> "Physics":
-        """The fit with the least squares of relative errors over {(rows, length): seconds}."""
+        """Returns the fit with the least squares of relative errors over {(rows, length):
+        seconds}."""
         rows, lengths = np.array(list(points), float).T
         seconds = np.array(list(points.values()))
         parts = np.stack([np.ones_like(rows), rows, rows * lengths], axis=1)
@@ -66,11 +67,12 @@ class Surface:
         return Physics.fit(self.points)
 
     def cover(self, rows: int, length: int) -> tuple[int, int]:
-        """The bucket that a load of this size runs in; past the last bucket, the load itself."""
+        """Returns the bucket that a load of this size runs in; past the last bucket, the load
+        itself."""
         return _cover(self.rows, rows), _cover(self.lengths, length)
 
     def __call__(self, rows: int, length: float) -> float:
-        """Seconds of a bucket: as measured, or interpolated from its neighbours.
+        """Returns the seconds of a bucket: as measured, or interpolated from its neighbours.
 
         A bucket below the smallest costs what the smallest costs.
         """
@@ -82,7 +84,8 @@ class Surface:
         )
 
     def reading(self, rows: int, longest: float, tokens: float) -> float:
-        """Seconds of a bucket of `rows` whose rows hold `tokens` together, each at most `longest`.
+        """Returns the seconds of a bucket of `rows` rows that hold `tokens` tokens together, each
+        at most `longest`.
 
         This holds for kernels that read only the tokens in the cache. They take as long as for rows
         of average length, and at least as long as for the longest row alone, if that is known.
@@ -93,14 +96,16 @@ class Surface:
         return max(seconds, self._read(1, min(longest, tokens)))
 
     def _read(self, rows: int, tokens: float) -> float:
-        """Seconds with `tokens` in each row; below the smallest of several lengths by physics."""
+        """Returns the seconds with `tokens` in each row; below the shortest of several lengths by
+        physics."""
         if tokens >= self.lengths[0] or len(self.lengths) == 1:
             return self(rows, tokens)
         known = self(rows, self.lengths[0])
         return known * self.physics(rows, tokens) / self.physics(rows, self.lengths[0])
 
     def _line(self, rows: int, length: float) -> float:
-        """Seconds with `rows` that were measured, at a length that may not have been."""
+        """Returns the seconds with a measured number of rows, at a length that may not have been
+        measured."""
         return _between(
             length,
             self._lines[rows],
