@@ -16,8 +16,8 @@ GIB = 2**30
 
 
 def beside(arrays: int, temporaries: int, limit: float) -> int:
-    """Bytes of a device's usable memory that a program takes. Its temporaries first fill the part
-    of `limit` that `USABLE` leaves out."""
+    """Returns the bytes of a device's usable memory that a program takes: its `arrays`, and the
+    `temporaries` that exceed the part of `limit` that `USABLE` leaves out."""
     return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
 
 
@@ -31,7 +31,7 @@ class MemoryModel:
 
     limit: float  # bytes that a device has; infinite where it is not known
     resident: int  # bytes that training keeps on the device during a rollout
-    weights: Mapping[Split, int]
+    weights: Mapping[Split, int]  # bytes of a device's part of the weights
     page: Mapping[Split, int]  # bytes of one page
     pages: Mapping[Split, int]  # in a replica's pool, NULL_PAGE included
     page_size: int  # tokens of a page
@@ -50,38 +50,40 @@ class MemoryModel:
         return self.page[split] * self.pages[split]
 
     def held(self, split: Split) -> int:
-        """Bytes that the layout takes while it decodes, no matter how much is running."""
+        """Returns the bytes that the layout takes while it decodes any number of sequences."""
         return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
 
     def drafted(self, split: Split) -> int:
-        """Bytes that the largest burst with drafts needs in addition: the source of the drafts,
-        and the temporaries beyond the memory that is left to all programs."""
+        """Returns the bytes that the largest burst with drafts needs in addition: the source of the
+        drafts, and the temporaries beyond the memory that is left to all programs."""
         source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
         return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Bytes of the layout if its pool just holds `sequences` prompts of `prompt` tokens."""
+        """Returns the bytes of the layout if its pool just holds `sequences` prompts of `prompt`
+        tokens."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)
         return held + self.page[split] * pages
 
     def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Pages that the fullest replica needs for `fullest` sequences of `tokens` each."""
+        """Returns the pages that the fullest replica needs for `fullest` sequences of `tokens`
+        tokens each."""
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether each layout fits into memory, bool[split]. If none does, the smallest
-        one is True."""
+        """Returns whether each layout fits into memory, bool[layouts]. If none does, the smallest
+        is True."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 
     def may_switch(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether there is room for a switch and for the layout after it, bool[from, to]."""
+        """Returns whether a switch and the layout after it fit into memory, bool[from, to]."""
         return self.has_room(splits) & (self._peaks(splits) <= self.usable)
 
     def _peaks(self, splits: Sequence[Split]) -> np.ndarray:
-        """Most bytes of a switch, [from, to].
+        """Returns the most bytes that a device holds during a switch, [from, to].
 
         A reshard frees each old leaf once its new one is there. So it holds at most the larger of
         the two sets of weights and one chunk, besides the pool and the pages in transit. No burst

@@ -30,13 +30,14 @@ def placement_seconds(
     *,
     reads_as_they_end: bool = True,
 ) -> dict[PlacementName, float]:
-    """Returns the seconds of the stages of an iteration, by the name of the placement.
+    """Returns the predicted seconds of an iteration's stages, by the name of the placement.
 
     Args:
       stages: seconds of each stage with `flatten`.
       half_rollout_s: seconds of the same rollout on half of the devices.
       names: the placements to return in addition to `flatten`.
-      reads_as_they_end: whether models on other devices than the rollout's read during it.
+      reads_as_they_end: whether models on other devices than the rollout's read responses during
+        it.
     """
     transfer_s = stages.get(TRANSFER, 0.0)
     both_s = stages.get(ROLLOUT, 0.0) + transfer_s

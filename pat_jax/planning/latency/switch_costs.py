@@ -61,12 +61,14 @@ class SwitchCosts:
         return SwitchCosts((*self.seen, switch)[-MOST_SEEN:])
 
     def aged(self) -> "SwitchCosts":
-        """The costs a rollout later: old switches weigh less, until the profile alone predicts."""
+        """Returns the costs a rollout later: old switches weigh less, until the profile alone
+        predicts."""
         return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
 
     def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
-        """Predicted seconds to reshard, float[from, to], with `extra`, which all switches have.
-        `profile_s` is float[from, to], 0 on the diagonal, and there only."""
+        """Returns the predicted seconds to reshard, float[from, to], with `extra`, which all
+        switches have. `profile_s` has the profiled seconds, float[from, to], which are 0 on the
+        diagonal only."""
         if not self.seen:
             return profile_s
         factor = np.full_like(profile_s, 1 + self._common)
@@ -77,7 +79,7 @@ class SwitchCosts:
         return np.where(profile_s > 0, believed, 0.0)
 
     def kv(self, carry: Carry) -> float:
-        """Predicted / profiled seconds of carrying the KV cache."""
+        """Returns the predicted / profiled seconds of carrying the KV cache by `carry`."""
         if not self.seen:
             return 1.0
         own = sum(
@@ -88,14 +90,15 @@ class SwitchCosts:
         return max(LEAST, 1 + self._common + own)
 
     def pages(self, profile_s: float) -> float:
-        """Predicted seconds to move pages without weights."""
+        """Returns the predicted seconds to move pages without weights; the profile has
+        `profile_s`."""
         if not self.seen:
             return profile_s
         return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)
 
     @property
     def ways(self) -> tuple[float, float]:
-        """Predicted / profiled seconds of migrating, and of recomputing."""
+        """The predicted / profiled seconds of migrating, and those of recomputing."""
         return self.kv("migrate"), self.kv("recompute")
 
     @cached_property

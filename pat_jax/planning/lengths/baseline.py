@@ -28,28 +28,27 @@ class Baseline:
     """
 
     ended: np.ndarray  # float64[bins], responses that ended in a bin
-    cut: np.ndarray  # float64[bins], responses cut there
+    cut: np.ndarray  # float64[bins], responses that were cut in a bin
     cap: int  # tokens; longer responses count as that long
-    prior_weight: float = 2.0  # responses
+    prior_weight: float = 2.0  # number of responses that the prior counts as
 
     @classmethod
     def empty(cls, cap: int, prior_weight: float = 2.0) -> "Baseline":
         return cls(np.zeros(_num_bins(cap)), np.zeros(_num_bins(cap)), cap, prior_weight)
 
     def with_cap(self, cap: int) -> "Baseline":
-        """The same counts under another cap. Responses that were cut stay cut at the length that
-        they had.
-        """
+        """Returns the same counts under another cap. Responses that were cut stay cut at the length
+        that they had."""
         more = 0, max(0, _num_bins(cap) - len(self.ended))
         return replace(self, ended=np.pad(self.ended, more), cut=np.pad(self.cut, more), cap=cap)
 
     def bins(self, lengths: np.ndarray) -> np.ndarray:
-        """The bin of each length in tokens, int[...]."""
+        """Returns the index of the bin of each length in tokens, int[...]."""
         tokens = np.clip(lengths, 0.5, self.cap)  # 0.5: no token yet
         return np.rint(BINS_PER_EFOLD * np.log(tokens)).astype(int) + FIRST_TOKEN
 
     def faded(self, keep: float) -> "Baseline":
-        """The same counts, all multiplied by `keep`."""
+        """Returns the same counts, all multiplied by `keep`."""
         return replace(self, ended=keep * self.ended, cut=keep * self.cut)
 
     def plus(self, lengths: np.ndarray, is_cut: np.ndarray) -> "Baseline":

@@ -28,19 +28,20 @@ class PromptMeans:
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
 
     def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
-        """Predicted tokens of the next response to each prompt, float64[prompts]; `otherwise` if
-        the prompt is new."""
+        """Returns the predicted tokens of the next response to each prompt, float64[prompts]. For a
+        new prompt they are `otherwise`."""
         at, is_known = self._find(prompt)
         mean = np.full(len(prompt), otherwise)
         mean[is_known] = self.mean[at[is_known]]
         return mean
 
     def updated(self, lengths: np.ndarray, prompt: np.ndarray) -> "PromptMeans":
-        """The means after a rollout: tokens, int[responses], and the prompt id of each response.
+        """Returns the means after a rollout: `lengths` has the tokens of each response,
+        int[responses], and `prompt` the id of its prompt.
 
-        The mean so far weighs as much as this rollout's. A new prompt is remembered while there is
-        room. No old one is dropped for it: as prompts recur in turn, each would be dropped shortly
-        before it is needed.
+        A prompt's mean so far weighs as much as this rollout's. A new prompt is remembered while
+        there is room. No old one is dropped for it: as prompts recur in turn, each would be dropped
+        shortly before it is needed.
         """
         ids, of = np.unique(prompt, return_inverse=True)
         mean = np.bincount(of, lengths) / np.bincount(of)
@@ -54,7 +55,7 @@ class PromptMeans:
         return PromptMeans(prompts[order], means[order])
 
     def _find(self, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The index of each prompt among the known ones, and whether it is known."""
+        """Returns the index of each prompt among the known ones, and whether it is known."""
         at = np.searchsorted(self.prompt, prompt)
         is_known = at < len(self.prompt)
         is_known[is_known] = self.prompt[at[is_known]] == prompt[is_known]
@@ -63,7 +64,8 @@ class PromptMeans:
 
 @dataclass(frozen=True)
 class LengthModel:
-    """An immutable estimate: each rollout makes an `updated` one, plans ask for `survival`."""
+    """An immutable estimate of response lengths. Each rollout makes an `updated` one, and plans ask
+    for its `survival`."""
 
     baseline: Baseline
     prompts: PromptMeans = field(default_factory=PromptMeans)
@@ -71,7 +73,7 @@ class LengthModel:
 
     @classmethod
     def empty(cls, cap: int, prior_weight: float = 2.0) -> "LengthModel":
-        """The model before any response was observed.
+        """Returns the model before any response was observed.
 
         Args:
           cap: the most tokens of a response.
@@ -84,16 +86,16 @@ class LengthModel:
         return self.baseline.cap
 
     def with_cap(self, cap: int) -> "LengthModel":
-        """The same observations under another cap; responses that were cut stay as they are."""
+        """Returns the same model under another cap; responses that were cut stay as they are."""
         return replace(self, baseline=self.baseline.with_cap(cap))
 
     def updated(
         self, lengths: np.ndarray, is_cut: np.ndarray, prompt: np.ndarray | None = None
     ) -> "LengthModel":
-        """The model after one more rollout's responses.
+        """Returns the model after the responses of one more rollout.
 
         Args:
-          lengths: int[responses], tokens.
+          lengths: int[responses], tokens of each response.
           is_cut: bool[responses], stopped by the cap and not by the policy.
           prompt: int[responses], ids of their prompts; without them prompt means stay as they are.
         """
@@ -106,21 +108,22 @@ class LengthModel:
     def survival(
         self, generated: np.ndarray, remaining_tokens: np.ndarray, moments: np.ndarray
     ) -> np.ndarray:
-        """P(still running after so many more steps | running now), float64[running, moments].
+        """Returns P(still running after so many more steps | running now), float64[running,
+        moments].
 
         A response that is running with t tokens is longer than t.
 
         Args:
-          generated: int[running], tokens generated so far.
+          generated: int[running], tokens of each response so far.
           remaining_tokens: int[running], tokens that may still be generated; then P is 0.
-          moments: int[moments], steps from now.
+          moments: int[moments], numbers of decode steps from now.
         """
         tokens = np.minimum(generated[:, None] + moments[None, :], self.cap)
         alive = self._alive[tokens] / self._alive[np.minimum(generated, self.cap)][:, None]
         return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
-        """Predicted tokens of the next response to each prompt, float64[prompts]."""
+        """Returns the predicted tokens of the next response to each prompt, float64[prompts]."""
         moments = mean_moments(self.cap)
         whole = self.survival(np.zeros(1, int), np.array([self.cap + 1]), moments)
         return self.prompts.expected(prompt, float(mean_tokens(whole, moments)[0]))
@@ -132,7 +135,7 @@ class LengthModel:
         return np.maximum(np.exp(self.baseline.log_survival), SMALLEST)[bins]
 
     def to_json(self) -> dict[str, Any]:
-        """The model as numbers and lists for JSON, which keeps floats exactly."""
+        """Returns the model as numbers and lists for JSON, which keeps floats exactly."""
         return {
             "version": VERSION,
             "keep": self.keep,
@@ -189,8 +192,8 @@ class StreamedLengths:
         self.has_ended[i] |= has_ended
 
     def has_news(self) -> bool:
-        """Whether so many more responses have ended since this was last True that `model` should be
-        computed anew."""
+        """Returns whether `model` should be computed again: `GROWTH` times as many responses have
+        ended as when this was last True."""
         count = int(self.has_ended.sum())
         if count < self._due_at:
             return False
@@ -203,10 +206,13 @@ class StreamedLengths:
 
 
 def mean_moments(most: int) -> np.ndarray:
-    """The lengths at which `mean_tokens` needs the survival curve of at most `most` tokens."""
+    """Returns the lengths at which `mean_tokens` needs the survival curve of at most `most`
+    tokens."""
     return np.unique(((most - 1) * np.linspace(0, 1, MEAN_POINTS) ** 2).astype(int))
 
 
 def mean_tokens(alive: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Mean length, float[curves]: the sum of P(longer than t) over t, by the trapezoidal rule."""
+    """Returns the mean length by each curve `alive`, float[curves]: the sum of P(longer than t)
+    over the tokens t, by the trapezoidal rule. `moments` are the t at which the curves are
+    known."""
     return np.trapezoid(alive, moments, axis=1) + (alive[:, 0] + alive[:, -1]) / 2

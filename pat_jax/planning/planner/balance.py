@@ -15,8 +15,8 @@ from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, replica: np.ndarray) -> float:
-    """Profiled seconds to move the sequences of `load` to `replica`, int[running]; infinite if no
-    such move was measured. At least one sequence must move.
+    """Returns the profiled seconds to move the sequences of `load` to the replicas `replica`,
+    int[running]; infinite if no such move was measured. At least one sequence must move.
 
     Pages that go to the replica at the same distance share rounds (`engine/relocation/rounds.py`).
     For each distance, the replica with most to send sets the number of rounds.
@@ -40,7 +40,7 @@ def balance_plan(
     """Returns `plan` with a move before the burst: each sequence of `load` to its `replica`.
 
     Args:
-      remaining_s: seconds to the end without and with the move; the cost of the move is not in it.
+      remaining_s: seconds to the rollout's end without and with the move, the move itself left out.
       cost_s: seconds of the move, as profiled and as predicted.
       step_s: float[layouts], profiled seconds of a decode step after the move.
     """
@@ -65,11 +65,11 @@ class Unevenness:
     """The seconds that uneven replicas have cost one rollout."""
 
     lost_s: float = 0.0
-    next_s: float = 0.0  # that a burst as long as the last one would lose
+    next_s: float = 0.0  # seconds that a burst as long as the last one would lose
     _split: Split | None = None
     _step: float = 0.0  # decode steps done when `_excess_s` was seen
-    _steps: float = 0.0  # of the last burst
-    _excess_s: float = 0.0  # of a step, beyond those of one with even replicas
+    _steps: float = 0.0  # decode steps of the last burst
+    _excess_s: float = 0.0  # seconds by which a step is longer than one with even replicas
 
     def see(self, load: Load, split: Split, tables: CostTables, factor: float) -> None:
         """Adds the seconds that the last burst lost because replicas were uneven, and predicts
@@ -89,7 +89,8 @@ class Unevenness:
 
 
 def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> float:
-    """Seconds of a decode step with `fullest` sequences of mean length in the fullest replica."""
+    """Returns the seconds of a decode step of `load` if the fullest replica has `fullest`
+    sequences."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     running = np.full_like(rows, load.running)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SHARE = 0.02  # of the rollout's predicted time
+SHARE = 0.02  # share of the rollout's predicted time
 MULTIPLE = 0.5  # a switch past the budget has to save its cost, and this share of it again
 
 
@@ -19,11 +19,11 @@ class RegretBudget:
     """Sums the seconds that a rollout has taken, and those that it would have taken in each static
     layout, float[layouts]. Bursts count by profiled seconds, without the correction of a run."""
 
-    prefill_s: np.ndarray  # of all prompts in each layout
+    prefill_s: np.ndarray  # float[layouts], seconds to prefill all prompts in each layout
     start: int  # index of the layout in which the rollout began
-    switches_s: float = 0.0  # that switches and moves between replicas took
-    _ran: np.ndarray = field(init=False)  # by bursts in each layout
-    _stayed: np.ndarray = field(init=False)  # if all had run in each layout
+    switches_s: float = 0.0  # seconds that switches and moves between replicas took
+    _ran: np.ndarray = field(init=False)  # seconds of the bursts that ran in each layout
+    _stayed: np.ndarray = field(init=False)  # seconds of all bursts, had they run in each layout
     # Seconds of a step at the last plan, and the steps done then.
     _expected: tuple[np.ndarray, float] | None = field(default=None, init=False)
 
@@ -42,7 +42,7 @@ class RegretBudget:
         self._expected = step_s, step
 
     def switch(self, seconds: float) -> None:
-        """Books a switch."""
+        """Books the seconds of a switch."""
         self.switches_s += seconds
 
     def balance(self, seconds: float, step_s: np.ndarray) -> None:
@@ -55,16 +55,19 @@ class RegretBudget:
         return float(self.prefill_s[self.start] + self._ran @ correction) + self.switches_s
 
     def behind_s(self, correction: np.ndarray) -> float:
-        """Seconds behind the best static layout if the rollout ended now; negative if ahead."""
+        """Returns the seconds that the rollout would be behind the best static layout if it ended
+        now. They are negative if it is ahead."""
         static_s = self.prefill_s + self._stayed * correction
         return self.spent_s(correction) - float(static_s.min())
 
     def affords(self, cost_s: float, remaining_s: float, correction: np.ndarray) -> bool:
-        """Whether the rollout stays within the budget if a switch costs `cost_s` and `remaining_s`
-        are predicted to its end. `correction`: measured / profiled step time, float[layouts]."""
+        """Returns whether the rollout stays within the budget if a switch costs `cost_s` and
+        `remaining_s` are predicted to its end. `correction`: measured / profiled step time,
+        float[layouts]."""
         predicted_s = self.spent_s(correction) + remaining_s
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
     def must_save(self, cost_s: float) -> float:
-        """Seconds that a switch past the budget must be predicted to save beyond its cost."""
+        """Returns the seconds that a switch past the budget must be predicted to save beyond its
+        cost."""
         return MULTIPLE * cost_s

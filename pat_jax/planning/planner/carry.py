@@ -29,7 +29,8 @@ def carried_seconds(
     is_carried: np.ndarray | None = None,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> float:
-    """Seconds to carry the KV cache of every sequence of `load` from `source` to `target`.
+    """Returns the seconds to carry the KV cache of every sequence of `load` from `source` to
+    `target`.
 
     Args:
       is_recomputed: bool[running], the sequences to recompute; the others migrate.
@@ -83,7 +84,8 @@ def switch_plan(
     pair: tuple[int, int],
     reshard_s: float,
 ) -> Plan:
-    """The plan of a switch now, with the cheapest way to carry the KV cache, without its saving.
+    """Returns the plan of a switch now, with the cheapest way to carry the KV cache, without its
+    saving.
 
     Args:
       pair: the indices of the source and target layouts in the tables.

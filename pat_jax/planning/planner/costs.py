@@ -84,7 +84,8 @@ class CostTables:
         mean: np.ndarray,
         running: np.ndarray | float = math.inf,
     ) -> np.ndarray:
-        """Seconds of one decode step, [..., split, moment], as `LatencyModel.decode_step`.
+        """Returns the seconds of one decode step at each moment of a forecast, [..., split,
+        moment], as `LatencyModel.decode_step`.
 
         Args:
           fullest: rows of the fullest replica, [..., split, moment].
@@ -107,7 +108,8 @@ class CostTables:
         return np.maximum(seconds, alone) - spared
 
     def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Seconds with `tokens` in each of `rows`, which run in the bucket at index `row`."""
+        """Returns the seconds with `tokens` in each of `rows` rows, which run in the bucket at
+        index `row`."""
         last = len(self.lengths) - 1
         high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
         low = np.maximum(high - 1, 0)
@@ -124,7 +126,8 @@ class CostTables:
     def migrations(
         self, fullest: np.ndarray, running: np.ndarray, context: np.ndarray
     ) -> np.ndarray:
-        """Seconds to migrate, [from, to, moment]; `fullest` and `running` are [from, moment]."""
+        """Returns the seconds to migrate the KV cache at each moment, [from, to, moment]. `fullest`
+        and `running` are numbers of sequences, [from, moment]."""
         dp = np.array([split.dp for split in self.splits])
         everybody, one = self.migrate[..., None]
         seconds = migration(
@@ -133,7 +136,8 @@ class CostTables:
         return seconds * (context / self.round_tokens)
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds to prefill `fullest` rows of `context` tokens; all are [to, moment]."""
+        """Returns the seconds to prefill `fullest` rows of `context` tokens; all are [to,
+        moment]."""
         rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
         calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
         # Lower positions come first: the calls done once rows are as long as each bucket.
@@ -149,8 +153,8 @@ class CostTables:
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
     def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
-        """Whether a move keeps the fullest replica's row bucket. `before`, `after`: the replica of
-        each sequence, int[running]."""
+        """Returns whether a move keeps the fullest replica's row bucket. `before` and `after` have
+        the replica of each sequence, int[running]."""
         fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
         return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
 
@@ -160,14 +164,15 @@ class CostTables:
 
 
 def _physics(surfaces: Mapping[Split, Surface], splits: Sequence[Split]) -> np.ndarray:
-    """The parts of each layout's `Physics`, [split, part]; constant if it was not measured."""
+    """Returns the parts of each layout's `Physics`, [split, part]; constant if it was not
+    measured."""
     unknown = Physics(1.0, 0.0, 0.0)
     known = [surfaces[split].physics if split in surfaces else unknown for split in splits]
     return np.array([astuple(physics) for physics in known])
 
 
 def _seconds(physics: np.ndarray, rows: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Seconds by the `Physics` of each layout, [..., split, moment]."""
+    """Returns the seconds by the `Physics` of each layout, [..., split, moment]."""
     fixed, per_row, per_token = physics.T[:, :, None]
     return fixed + rows * (per_row + length * per_token)
 

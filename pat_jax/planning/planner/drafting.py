@@ -16,7 +16,7 @@ LEAST_GAIN = 0.02  # of a token's time: less is noise, and no reason to draft
 # lose this share of the time since the last burst with drafts.
 TRIAL_SHARE = 0.005
 TRIAL_STEPS = 32  # decode steps of a trial burst
-OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # shares of a bucket's rows that run, to price
+OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # priced shares of a bucket's rows that run
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class Drafting:
     # int[split], the smallest number of draft tokens with a program for these rows; 0: none
     least: np.ndarray
     trial_s: np.ndarray  # float[split], seconds that a burst with `least` is predicted to lose
-    plain_s: np.ndarray  # float[split], a step without drafts
+    plain_s: np.ndarray  # float[split], seconds of a step without drafts
     # By number of draft tokens: float[split] each, seconds of a step and predicted tokens of a row
     # in it.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
-        """The prediction for layout `split`, whose steps take `times` their priced seconds."""
+        """Returns the prediction for the layout at index `split`, whose steps take `times` their
+        priced seconds."""
         step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
@@ -54,8 +55,8 @@ def cheapest_steps(
     acceptance: Acceptance | None,
     limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
-    """Expected seconds per token of a running sequence, float[split, moments], with the cheapest
-    drafts at each moment; and the drafts of the next burst.
+    """Returns the expected seconds per token of a running sequence with the cheapest drafts at each
+    moment, float[split, moments]. Also returns the choice of drafts for the next burst.
 
     Args:
       acceptance: how many draft tokens are accepted; None: there are no drafts.
@@ -95,7 +96,8 @@ def _may_draft(
     forecast: Forecast,
     limits: DraftLimits,
 ) -> np.ndarray:
-    """Whether drafts have a program, and room in a draft model's cache, bool[split, moments]."""
+    """Returns whether drafts have a program, and room in a draft model's cache: bool[split,
+    moments]."""
     rows = pressure.rows.max(axis=0)
     is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
     # Few rows have no programs for small numbers, many rows none for large ones: see `Drafts.of`.
@@ -111,8 +113,8 @@ def _tokens(
     pressure: PoolPressure,
     tables: CostTables,
 ) -> np.ndarray:
-    """Predicted tokens of a row in a step, float[split, moments]: the fewer of a bucket's rows are
-    running, the more room each of them has.
+    """Returns the predicted tokens of a row in a step, float[split, moments]. The fewer of a
+    bucket's rows are running, the more room for draft tokens each of them has.
 
     Args:
       rows: int[rows], row buckets with a program for this number of draft tokens.
@@ -128,8 +130,8 @@ def _tokens(
 
 
 def _of_buckets(one: Acceptance, num_draft_tokens: int, draft: int, rows: np.ndarray) -> np.ndarray:
-    """Tokens of a row in a step, float[rows, OCCUPANCIES], by bucket and by the share of its rows
-    that are running. Cached, because most plans ask for the same."""
+    """Returns the tokens of a row in a step, float[rows, OCCUPANCIES], by bucket and by the share
+    of its rows that are running. Cached, because most plans ask for the same."""
     key = num_draft_tokens, draft, rows.tobytes()
     if key not in one.remembered:
         running = np.maximum(1.0, OCCUPANCIES * rows[:, None])

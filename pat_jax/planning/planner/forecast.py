@@ -11,8 +11,8 @@ from pat_jax.planning.planner.refill import horizon, refill
 from pat_jax.planning.types import Load, Split
 
 MAX_CLASSES = 64  # bounds the work for any number of sequences
-# The outcomes to price, in standard deviations, and their weights (Gauss-Hermite, three points). A
-# step costs what its row bucket costs, so the expected cost is not the cost of the expected rows.
+# Outcomes for the number of rows, in standard deviations, and their weights (Gauss-Hermite, three
+# points). All are priced: by buckets, the expected cost is not the cost of the expected rows.
 OUTCOMES = np.sqrt(3.0) * np.array([0.0, -1.0, 1.0])
 WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
 
@@ -24,8 +24,8 @@ class SequenceClasses:
     generated: np.ndarray  # int[classes], tokens sampled so far
     remaining_tokens: np.ndarray  # int[classes], tokens that may still be sampled
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
-    mean_context: np.ndarray  # float[classes], mean over all members
-    count: np.ndarray  # [replicas, classes], members by replica
+    mean_context: np.ndarray  # float[classes], mean tokens in the cache of all members
+    count: np.ndarray  # [replicas, classes], number of members in each replica
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
@@ -80,10 +80,10 @@ class Forecast:
         rows_vary: bool = False,
         is_evened: bool = False,
     ) -> "Forecast":
-        """The forecast of `load` at up to `num_moments` moments.
+        """Returns the forecast of `load` at up to `num_moments` moments.
 
         Args:
-          current: the split whose replicas `load.replica` counts; None before anything runs.
+          current: the layout whose replicas `load.replica` counts; None before anything runs.
           rows_vary: sequences wait for pages, not for rows. So the number that run at once depends
             on how many pages each of them holds.
           is_evened: sequences move between replicas, so that no replica stays fuller than others.
@@ -114,9 +114,9 @@ class _Prospects:
     count: np.ndarray  # float[replicas, classes], members by replica
     # int[classes], tokens in the cache of the longest member, had all begun now
     context: np.ndarray
-    mean: np.ndarray  # float[classes], mean over all members
+    mean: np.ndarray  # float[classes], the mean of these tokens over all members
     survive: np.ndarray  # float[classes, moments], P(a member runs)
-    num_running: int  # the first classes, whose members run now
+    num_running: int  # number of the first classes, whose members run now
     is_queued: np.ndarray  # bool[moments], whether sequences wait
 
     @classmethod
@@ -142,7 +142,7 @@ class _Prospects:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """Members of each class in all replicas, float[classes]."""
+        """Number of members of each class in all replicas, float[classes]."""
         return self.count.sum(axis=0)
 
     @cached_property
@@ -164,14 +164,16 @@ class _Prospects:
         return self.mean @ weight / weight.sum(axis=0)
 
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
-        """Context of the longest sequence that is likely to run, or likeliest: int[moments]."""
+        """Returns the context of the longest sequence that is likely to run at each moment,
+        int[moments]. The class likeliest to run always counts."""
         is_likeliest = self.survive == self.survive.max(axis=0)
         is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments
         return np.minimum(context, (load.context + load.remaining_tokens).max())
 
     def fullest(self, dp: int, current: Split | None, rows_vary: bool) -> np.ndarray:
-        """Running sequences of the fullest of `dp` replicas, float[outcomes, moments]."""
+        """Returns the running sequences of the fullest of `dp` replicas, float[outcomes,
+        moments]."""
         members = _in_replicas(self.count, dp, current)
         now = members[:, : self.num_running]
         most = now.sum(axis=1).max()  # none is ever fuller than now
@@ -180,7 +182,7 @@ class _Prospects:
         return np.where(self.is_queued, queued, expected)
 
     def evened(self, dp: int) -> np.ndarray:
-        """As `fullest`, if sequences are spread over the replicas as evenly as possible."""
+        """Returns `fullest`, if sequences are spread over the replicas as evenly as possible."""
         total, spread = self.total, np.sqrt(self.total @ self.variance)
         expected = (total @ self.survive + (dp - 1) / 2 + OUTCOMES[:, None] * spread) / dp
         return np.minimum(expected, np.ceil(total.sum() / dp))
@@ -189,7 +191,8 @@ class _Prospects:
 def _survival(
     load: Load, lengths: LengthModel, moments: np.ndarray
 ) -> tuple[SequenceClasses, np.ndarray]:
-    """Classes of sequences, and P(running at each moment), float64[classes, moments]."""
+    """Returns classes of sequences, and P(a member runs at each moment), float64[classes,
+    moments]."""
     # Nothing runs past its limit; where that lies between two moments does not matter.
     num_alive = np.searchsorted(moments, load.remaining_tokens)
     kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
@@ -198,20 +201,21 @@ def _survival(
 
 
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
-    """Decode steps from now, from 0 to `horizon`: denser near the present, where decisions are."""
+    """Returns decode steps from now, from 0 to `horizon`: denser near the present, where decisions
+    are."""
     grid = np.linspace(0, 1, num_moments + 1) ** 2
     return np.unique(np.round(horizon * grid).astype(int))
 
 
 def _in_replicas(count: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
-    """Members of each class in `dp` replicas, or in one replica that stands for all."""
+    """Returns the members of each class in `dp` replicas, or in one replica that stands for all."""
     if current is not None and current.dp >= dp:
         return _merged(count, current.dp, dp)  # replicas that exist, or merge
     return count.sum(axis=0, keepdims=True) / dp  # dealt out anew
 
 
 def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: int) -> np.ndarray:
-    """Running sequences of the fullest of `dp` replicas, float[outcomes, moments]."""
+    """Returns the running sequences of the fullest of `dp` replicas, float[outcomes, moments]."""
     spread = np.sqrt(count @ variance)
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
     # The fullest of several replicas varies less than each of them.
@@ -219,10 +223,9 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
 
 
 def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
-    """Running sequences of the fullest of `dp` replicas while waiting ones replace those that end.
-
-    The mean number stays, but contexts change: the more sequences are new, the less certain it is.
-    """
+    """Returns the running sequences of the fullest of `dp` replicas while waiting ones replace
+    those that end. Their mean number stays, but contexts change: the more sequences are new, the
+    less certain it is."""
     most, mean = count.sum(axis=1).max(), count.sum(axis=1).mean()
     # Rounding may give more than 1: replicas of a third of the sequences do not add up exactly.
     kept = np.minimum(count.sum(axis=0) @ survive / count.sum(), 1.0)
@@ -232,7 +235,7 @@ def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
 
 
 def _merged(count: np.ndarray, source_dp: int, target_dp: int) -> np.ndarray:
-    """The counts after replica g joins replica g modulo `target_dp`, as in a migration."""
+    """Returns the counts after replica g joins replica g modulo `target_dp`, as in a migration."""
     whole = np.zeros((source_dp, count.shape[1]), count.dtype)
     whole[: len(count)] = count
     return whole.reshape(-1, target_dp, count.shape[1]).sum(axis=0)
@@ -242,5 +245,5 @@ _SPREAD_OF_MAX = {1: 1.0, 2: 0.83, 4: 0.70, 8: 0.61}  # standard deviation of n 
 
 
 def _max_of(n: int) -> float:
-    """Expected maximum of n standard normal numbers, roughly (0 for one)."""
+    """Returns roughly the expected maximum of n standard normal numbers (0 for one)."""
     return 0.0 if n == 1 else float(np.sqrt(2 * np.log(n)) * 0.7)

@@ -38,18 +38,20 @@ from pat_jax.planning.types import (
     Split,
 )
 
-MIN_SAVING = 0.02  # of the predicted remaining time: less is noise, and no reason to switch
-GRID = 48  # future moments of a plan
+MIN_SAVING = 0.02  # share of the predicted remaining time: less is noise, no reason to switch
+GRID = 48  # number of future moments that a plan prices
 
 
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """The layout in which a rollout of `load` begins; `load` has all sequences in replica 0."""
+        """Returns the layout in which a rollout of `load` begins. `load` has all sequences in
+        replica 0."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        """Plans the next burst: its layout, when it ends, and which sequences change replicas.
+        """Returns the plan of the next burst: its layout, when it ends, and which sequences change
+        replicas.
 
         Args:
           options: other assignments of the running sequences to replicas of the current layout,
@@ -62,7 +64,7 @@ class Planner(ABC):
 
     @property
     def expects(self) -> LengthModel | None:
-        """The length model that the planner uses; None if it uses none."""
+        """The length model that the planner uses, or None if it uses none."""
         return None
 
     def observe_rollout(self, lengths: LengthModel) -> None:
@@ -106,7 +108,7 @@ class CostModelPlanner(Planner):
         return self.splits[start]
 
     def rollout_s(self, load: Load) -> float:
-        """Predicted seconds of a rollout of `load` that has not begun."""
+        """Returns the predicted seconds of a rollout of `load` that has not begun."""
         costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, GRID))
         return float((costs.cheapest()[0] + costs.prefill).min())
 
@@ -121,7 +123,7 @@ class CostModelPlanner(Planner):
         return self._evened(load, plan, options) if plan.split == current else plan
 
     def _drafted(self, plan: Plan, costs: Costs) -> Plan:
-        """`plan`, with drafts if they pay or a trial is due."""
+        """Returns `plan`, with drafts if they pay or a trial is due."""
         there = self.splits.index(plan.split)
         num_draft_tokens = costs.drafting.num_draft_tokens(there, self._undrafted_s)
         if not num_draft_tokens or self.acceptance is None:
@@ -197,7 +199,8 @@ class CostModelPlanner(Planner):
             self.balance_costs = self.balance_costs.observed(seen)
 
     def _evened(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Plan:
-        """`plan` with the best of the `options`, if one saves more than `SAFETY` times its cost."""
+        """Returns `plan` with the best of the `options`, if one saves more than `SAFETY` times its
+        cost."""
         split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
         options = [replica for replica in options if self._may_pay(load, split, replica)]
@@ -221,7 +224,8 @@ class CostModelPlanner(Planner):
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
-        """Seconds to the end under `plan`, and profiled seconds of a step now in each layout."""
+        """Returns the seconds to the rollout's end under `plan`, and the profiled seconds of a step
+        now in each layout."""
         here = self.splits.index(plan.split)
         _, costs = self._outlook(load, plan.split)
         seconds = float(costs.run[here].sum())
@@ -232,7 +236,8 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """The forecast of `load` and its costs; layouts that do not fit are priced out."""
+        """Returns the forecast of `load`, and its costs; layouts that do not fit are never
+        chosen."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.running >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
@@ -250,7 +255,8 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Whether a switch is within the budget, or saves `must_save` by `sober_factors`."""
+        """Returns whether a switch is within the budget, or saves `must_save` by
+        `sober_factors`."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)
@@ -272,7 +278,7 @@ class CostModelPlanner(Planner):
         return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
 
     def _dense(self) -> CostTables:
-        """The latency model's tables as arrays, without its correction by this run."""
+        """Returns the latency model's tables as arrays, without its correction by this run."""
         known = self.latency.decode_table
         if self._tables is None or self._tables[0] is not known:
             bare = replace(self.latency, correction=Correction())

@@ -15,12 +15,12 @@ from pat_jax.planning.types import Split
 
 @dataclass(frozen=True)
 class PoolPressure:
-    """A forecast for each layout, given the size of its pools. At a moment sequences have made a
-    number of steps; with small pools it takes longer until all have made them."""
+    """A forecast for each layout, given the size of its pools. A moment is reached when all
+    sequences have made a number of steps, which takes longer with small pools."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
     running: np.ndarray  # float[splits, moments], sequences that run at once
-    rows: np.ndarray  # float[outcomes, splits, moments], running in the fullest replica
+    rows: np.ndarray  # float[outcomes, splits, moments], sequences running in the fullest replica
     context: np.ndarray  # float[splits, moments], tokens in the cache of the longest sequence
     again: np.ndarray  # float[splits, moments], sequences recomputed in each step
 
@@ -28,7 +28,8 @@ class PoolPressure:
     def of(
         cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
     ) -> "PoolPressure":
-        """`forecast` with the pools of `memory`; without it pools hold every sequence."""
+        """Returns `forecast` for the pools of `memory`. Without `memory`, pools hold every
+        sequence."""
         pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
             pressure = _pressure(forecast, splits, memory)
@@ -47,7 +48,8 @@ class PoolPressure:
 
 
 def _pressure(forecast: Forecast, splits: Sequence[Split], memory: MemoryModel) -> np.ndarray:
-    """Steps that it takes until every running sequence has made one, float[splits, moments].
+    """Returns the steps that it takes until each running sequence has made one, float[splits,
+    moments].
 
     If sequences need more than the pools, some wait while others run. The tokens that they hold,
     summed over all steps, are the same no matter who waits: if they need k times the pools, there

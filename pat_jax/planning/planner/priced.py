@@ -15,7 +15,7 @@ from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
 
-SAFETY = 1.2  # a predicted cost of a move is counted this many times
+SAFETY = 1.2  # factor by which the predicted cost of a move is raised
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Costs:
     recompute: np.ndarray  # float[to, moments], seconds
     switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
     prefill: np.ndarray  # float[split], seconds to prefill the cache of the first moment
-    profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
+    profile_step_s: np.ndarray  # float[split], seconds of the first decode step, uncorrected
     shared: np.ndarray  # float[moments], seconds of `run` that are the same in every split
-    drafting: Drafting  # in each split at the first moment
+    drafting: Drafting  # the choice of drafts in each split at the first moment
 
     @classmethod
     def of(
@@ -44,7 +44,7 @@ class Costs:
         acceptance: Acceptance | None = None,
         limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
-        """The prices of `forecast`.
+        """Returns the costs of `forecast`.
 
         Args:
           memory: the sizes of the pools; without it pools hold every sequence.
@@ -74,15 +74,16 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """These costs if steps take `times` as long, float[split]; `shared` stays as it is."""
+        """Returns the costs if steps take `times` as long, float[split]; `shared` stays as it
+        is."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
-        """These costs, with layouts that have no room priced out of every plan.
+        """Returns these costs, with layouts that have no room priced out of every plan.
 
         Args:
           has_room: bool[split]. A rollout may stay in a layout without room, but not begin in it.
-          may_switch: bool[from, to].
+          may_switch: bool[from, to], whether a switch has room.
         """
         switch = np.where(may_switch, self.switch, LARGE_S)
         diagonal = np.arange(len(self.run))
@@ -90,13 +91,15 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The only measured way to carry the KV cache at moment `at`; None if both are measured."""
+        """Returns the only measured way to carry the KV cache at moment `at`, or None if both are
+        measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected seconds to the end from each split, and the next split, int[moments, from]."""
+        """Returns the expected seconds to the end from each layout, and the best next layout at
+        each moment, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, then on the best path.
         options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
@@ -106,7 +109,8 @@ class Costs:
         return after, options.argmin(axis=2)
 
     def seconds(self, start: int, path: np.ndarray) -> float:
-        """Expected seconds of `path`, the layout at each moment, int[moments], from `start`."""
+        """Returns the expected seconds of `path` from the layout `start`. `path` has the layout at
+        each moment, int[moments]."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_running
         return float(self.run[path, at].sum() + SAFETY * switches.sum())
@@ -119,8 +123,8 @@ def _running(
     pressure: PoolPressure,
     step: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`Costs.run` and `Costs.shared` for steps of `step` seconds, float[split, moment],
-    uncorrected."""
+    """Returns `Costs.run` and `Costs.shared` for uncorrected steps of `step` seconds, float[split,
+    moment]."""
     factors = np.array([correction.factor(split) for split in tables.splits])
     one = np.ones_like(step)
     again = pressure.again * tables.recomputations(one, forecast.mean_context * one)
@@ -131,8 +135,8 @@ def _running(
 
 
 def follow(choices: np.ndarray, start: int) -> np.ndarray:
-    """The split to run in at each moment, int[moments], from `start`. `choices` are int[moments,
-    from], the best split at each moment, by the split before it."""
+    """Returns the layout to run in at each moment, int[moments], from `start`. `choices` has the
+    best layout at each moment, by the layout before it: int[moments, from]."""
     path = np.empty(len(choices), int)
     for j, choice in enumerate(choices):
         start = path[j] = choice[start]

@@ -22,11 +22,12 @@ class Refill:
     count: np.ndarray  # float[moments], sequences
     context: np.ndarray  # int[moments], tokens in the cache of each, had they begun now
     survive: np.ndarray  # float[moments, moments], P(running at the second | admitted at the first)
-    is_queued: np.ndarray  # bool[moments], sequences wait, so that all rows are full
+    is_queued: np.ndarray  # bool[moments], whether sequences wait, so that all rows are full
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Predicted mean tokens of a response that has not begun, each cut at its limit."""
+    """Returns the predicted mean tokens of the responses that have not begun, each cut at its
+    limit."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
     alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)
@@ -34,8 +35,8 @@ def mean_response(load: Load, lengths: LengthModel) -> float:
 
 
 def horizon(load: Load, lengths: LengthModel) -> int:
-    """Decode steps until the last sequence may end, if waiting sequences have the mean response
-    length."""
+    """Returns the decode steps until the last sequence may end, if waiting sequences have the mean
+    response length."""
     if not load.waiting:
         return int(load.remaining_tokens.max())
     return int(_queue(load) / load.running * mean_response(load, lengths)) + _remaining_tokens(load)
@@ -69,10 +70,11 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 
 def _queue(load: Load) -> float:
-    """The waiting sequences that count: at most those for `MOST_TURNS` fillings of the rows."""
+    """Returns the waiting sequences that count: at most those that fill all rows `MOST_TURNS`
+    times."""
     return float(min(load.waiting, MOST_TURNS * load.running))
 
 
 def _remaining_tokens(load: Load) -> int:
-    """Tokens that a sequence that waits may sample."""
+    """Returns the tokens that a sequence that waits may sample."""
     return int((load.generated + load.remaining_tokens).max())
