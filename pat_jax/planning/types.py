@@ -90,7 +90,7 @@ class Prediction:
     target: Split
     reshard_s: float  # to reshard the weights
     kv_s: float  # to carry the KV cache
-    step_s: np.ndarray | None = None  # float[layouts], of a step after the move; None for a switch
+    step_s: np.ndarray | None = None  # float[layouts], of a decode step after it; None: a switch
 
 
 class DraftLimits(NamedTuple):
@@ -106,12 +106,13 @@ UNLIMITED = DraftLimits()
 class DraftPrediction:
     """The tokens that a step with drafts is predicted to generate, and the seconds it takes."""
 
-    tokens: float  # that a row generates in the step
+    tokens: float  # number of tokens that a row generates in the step
     step_s: float
-    plain_s: float  # of a step without drafts
+    plain_s: float  # seconds of a step without drafts
 
     def saved_s(self, steps: float) -> float:
-        """Seconds that `steps` such steps are predicted to save over steps without drafts."""
+        """Returns the seconds that `steps` such steps are predicted to save over steps without
+        drafts."""
         return steps * (self.tokens * self.plain_s - self.step_s)
 
 
@@ -129,9 +130,9 @@ class Plan:
     recompute_below: int = MIGRATE_ALL
     # int[running], the new replica of each sequence, in the same layout; None: none changes it.
     replica: np.ndarray | None = field(default=None, compare=False)
-    predicted_saving_s: float = 0.0  # until the rollout ends; of a switch, after its cost
-    predicted_cost_s: float = 0.0  # of the move
-    predicted_remaining_s: float = 0.0  # from now until the rollout ends
+    predicted_saving_s: float = 0.0  # until the rollout ends; a switch's own cost is subtracted
+    predicted_cost_s: float = 0.0  # seconds of the move
+    predicted_remaining_s: float = 0.0  # seconds from now until the rollout ends
     reason: str = ""
     prediction: Prediction | None = None  # of the move, to compare with the measured seconds
     # Draft tokens that each step of the next burst has room for, per row, and the probabilities by
@@ -151,7 +152,7 @@ class Moved:
     plan: Plan
     seconds: float
     carry: Carry = "migrate"
-    is_whole: bool = True  # all sequences of the plan have moved
+    is_whole: bool = True  # whether all sequences of the plan have moved
 
 
 # The outcome of a decision: a burst that ran, its drafts, or sequences that moved.

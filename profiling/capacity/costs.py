@@ -119,9 +119,9 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 
 def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
-    """The latency model of a user's profile, without drafts if none were measured. Raises UserError
-    if the profile cannot be read, or is of another model, dtype, or number or kind of devices.
-    """
+    """Returns the latency model of a user's profile, without drafts if none were measured. Raises
+    UserError if the profile cannot be read, or is of another model, dtype, or number or kind of
+    devices."""
     profile = read_profile(path)
     _check(path, profile.subject, order)
     known = splits_of(profile.latency)
@@ -141,7 +141,8 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
 
 
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
-    """The requested drafts whose steps were measured, and sentences to print if there are none."""
+    """Returns the requested drafts whose steps were measured, and sentences to print if none
+    were."""
     drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.num_draft_tokens:
         return NO_DRAFTS, ()

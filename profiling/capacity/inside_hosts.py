@@ -15,10 +15,9 @@ SMALL = 0.01  # share of an update's time; a smaller saving is not mentioned
 def inside_hosts(
     updating: PlannedUpdate, workloads: Sequence[Workload], target: Split
 ) -> Iterator[str]:
-    """Yields a sentence if the update is faster with all parameters in each host, and they fit.
-
-    Both updates are computed by arithmetic: only programs of the planned one are compiled.
-    """
+    """Yields a sentence if the update is faster with all parameters in each host, and they fit
+    there. Both updates are computed by arithmetic: only programs of the planned one are
+    compiled."""
     order = updating.built.order
     size = order.target.devices_per_host
     if order.target.num_hosts == 1 or order.run.fsdp_size:

@@ -18,7 +18,7 @@ WHILE_DECODING = ("decode", "prefill")  # programs that run while weights and KV
 
 
 def running_counts(sequences: int) -> tuple[int, ...]:
-    """The numbers of running sequences for which steps are reported."""
+    """Returns the numbers of running sequences for which steps are reported."""
     return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 

@@ -1,4 +1,5 @@
-"""Sentences about what keeps a rollout from being faster, by computed seconds of this plan."""
+"""Sentences about what keeps a rollout from being faster, with the seconds that a plan has
+computed."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
@@ -12,7 +13,7 @@ FASTER = 0.05  # share of a step; another layout that saves less is not mentione
 
 
 def of_tail(comparison: Comparison, machine: Machine) -> str:
-    """A sentence on the longest response, which no layout makes shorter."""
+    """Returns a sentence on the longest response, which no layout makes shorter."""
     steps = max(comparison.longest)
     edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
     seconds = dict.fromkeys(map(str, machine.splits), 0.0)
@@ -33,9 +34,9 @@ def of_tail(comparison: Comparison, machine: Machine) -> str:
 def of_experts(
     step_s: Callable[[Split, int], float], splits: Sequence[Split], running: Sequence[int]
 ) -> str:
-    """A sentence for a model with experts: for how many running sequences another layout than the
-    first is faster. `step_s` returns seconds of a decode step, by layout and sequences on the whole
-    machine. `splits` ascend in their TP, and `running` ascends."""
+    """Returns a sentence for a model with experts: for how many running sequences another layout
+    than the first is faster. `step_s` returns seconds of a decode step, by layout and sequences on
+    the whole machine. `splits` ascend in their TP, and `running` ascends."""
     first = splits[0]
     best = {n: min(splits, key=lambda split: step_s(split, n)) for n in running}
     gains = [n for n in running if step_s(best[n], n) < (1 - FASTER) * step_s(first, n)]

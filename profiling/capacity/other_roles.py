@@ -22,7 +22,7 @@ MOVES = "models from the host and back"
 
 @dataclass(frozen=True)
 class OtherRoles:
-    """The roles of a run on a target, without the policy's own passes."""
+    """Predicts what the roles of a run take on a target, without the policy's own passes."""
 
     built: TargetBuild
 
@@ -31,8 +31,8 @@ class OtherRoles:
         return self.built.whole
 
     def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
-        """Seconds of each stage by its name, the mean over iterations. All roles read the policy's
-        micro-batches; `packed` has those of each iteration."""
+        """Returns the seconds of each stage by its name, the mean over iterations. All roles read
+        the policy's micro-batches; `packed` has those of each iteration."""
         found: dict[str, Seconds] = {}
         for name, model in self.built.order.others.items():
             if name == CRITIC:
@@ -56,7 +56,8 @@ class OtherRoles:
         return RolePasses(self.built, self.roles.models[name].role, held)
 
     def memory(self) -> Iterator[RoleMemory]:
-        """Yields the memory of every role, even if it waits in the host's memory between stages."""
+        """Yields the memory of every role, also of those that wait in host memory between
+        stages."""
         for trainer in self.roles.trained:
             yield _of_trained(trainer)
         for name, reader in self.roles.readers.items():

@@ -16,7 +16,7 @@ def page(report: PlanReport) -> str:
 
 
 def plan_text(report: PlanReport) -> str:
-    """The plan as text: the page without its picture."""
+    """Returns the plan as text: the page without its picture."""
     return re.sub(r"\n{3,}", "\n\n", _rendered(report, "txt")).strip()
 
 

@@ -167,7 +167,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     @property
     def critic_model(self) -> str:
-        """The model whose weights the critic begins with; empty: the policy."""
+        """The model whose weights the critic begins with, or empty for those of the policy."""
         return critic_source(self.critic.model, self.reward, self.model)
 
     @property
@@ -188,15 +188,15 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         )
 
     def settled(self, context: int) -> "PlanConfig":
-        """Returns these options with a number in place of each `auto`, for a model with `context`
-        tokens."""
+        """Returns these options with a number in place of each `auto`, for a model whose context
+        has room for `context` tokens."""
         if self.max_completion_length is not None:
             return self
         longest = max(1, min(LONGEST, context - self.max_prompt_length))
         return replace(self, max_completion_length=longest)
 
     def run(self, target: Target) -> RunConfig:
-        """The run that is planned."""
+        """Returns the options of the run that is planned."""
         prompts = self.responses // self.num_generations
         longest = self.max_prompt_length + self.max_completion_length
         whole = -(-longest // self.min_length) * self.min_length

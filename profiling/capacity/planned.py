@@ -30,8 +30,8 @@ PROBABILITIES = (0.5, 0.9, 0.99)  # of the quantiles of response lengths
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
-    """Answers a question with a plan's report. `compilation` has the target's compiled programs;
-    None if nothing was compiled. Raises UserError if no layout can be used."""
+    """Returns the report that answers a question. `compilation` has the target's compiled programs,
+    or is None if nothing was compiled. Raises UserError if no layout can be used."""
     build = question.build
     refused = refused_layouts(question, compilation)
     machine = machine_of(question, _used_layouts(question, refused))
@@ -80,8 +80,8 @@ def _resting(
     updating: PlannedUpdate | None,
     workloads: Sequence[Workload],
 ) -> Resting | None:
-    """Iterations with models that wait on devices, and in the host's memory; None if there are no
-    models besides the policy and its reference."""
+    """Returns iterations with models that wait on devices, and in the host's memory, or None if
+    there are no models besides the policy and its reference."""
     if updating is None or not question.build.order.others:
         return None
 
@@ -108,7 +108,7 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
-    """The replayed rollouts, and the layout in which the first adaptive one begins."""
+    """Returns the replayed rollouts, and the layout in which the first adaptive one begins."""
     series, first = question.series, comparison.traces[0].layout[0]
     workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
     return workloads, next(split for split in question.build.layouts if str(split) == first)

@@ -20,7 +20,7 @@ from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 @dataclass(frozen=True)
 class Question:
-    """The question that a plan answers; everything in it is checked."""
+    """The question that a plan answers: a model, a target and the rollouts, all checked."""
 
     command: str
     name: str  # of the model
@@ -29,7 +29,7 @@ class Question:
     lengths: ResponseLengths
     costs: SourcedLatency
     options: PlanConfig  # settled: no option is auto
-    source: DraftSource | None = None  # of drafts; None: there are no drafts
+    source: DraftSource | None = None  # where drafts are from; None: there are no drafts
 
     @property
     def run(self) -> ProgramChoice:
@@ -39,8 +39,8 @@ class Question:
 def machine_of(
     question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
 ) -> Machine:
-    """The machine on which rollouts are replayed in the `used` layouts. `memory`: that of all
-    layouts; by default that of the question's build."""
+    """Returns the machine on which rollouts are replayed in the `used` layouts. `memory` is that of
+    all layouts, by default that of the question's build."""
     costs = question.costs
     return Machine.of(
         costs.latency,
@@ -56,7 +56,7 @@ def machine_of(
 
 
 def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
-    """The layouts that are not used, each with the reason."""
+    """Returns the layouts that are not used, each with the reason."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run.rollout, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
@@ -74,7 +74,7 @@ def refused_layouts(question: Question, compilation: Compilation | None) -> dict
 
 
 def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
-    """`memory` with the `used` layouts only."""
+    """Returns `memory` with the `used` layouts only."""
     maps = {
         field.name: {split: value for split, value in known.items() if split in used}
         for field in fields(memory)

@@ -48,12 +48,13 @@ class ReplayOptions(Options):
         )
 
     def draw(self, responses: int, cap: int) -> Draw:
-        """The draw of a rollout of `responses`, each cut at `cap` tokens."""
+        """Returns how to draw the `responses` of a rollout, each cut at `cap` tokens."""
         alike = self.num_generations, self.correlation
         return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)
 
     def draft_source(self, drafts: Drafts) -> DraftSource | None:
-        """The source of drafts in the requested rollouts; None: there are no drafts."""
+        """Returns the source of drafts in the requested rollouts, or None if there are no
+        drafts."""
         if not drafts.num_draft_tokens:
             return None
         if drafts.is_generated:

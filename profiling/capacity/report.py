@@ -32,8 +32,8 @@ class PlanSubject:
     num_hosts: int
     chip: Mapping[str, float | str]  # as its maker describes it
     dtype: str
-    sequences: int  # of a rollout
-    cap: int  # tokens of a response
+    sequences: int  # number of sequences of a rollout
+    cap: int  # most tokens of a response
     longest_prompt: int
     is_trained: bool
 
@@ -118,7 +118,7 @@ class LengthSummary:
     source: str
     mean: float  # tokens, cut at the cap
     quantiles: tuple[tuple[float, int], ...]  # (probability, tokens)
-    share_cut: float
+    share_cut: float  # share of the responses that are longer than the cap
     correlation: float  # of the normal scores of two samples' lengths
     samples_per_prompt: int
 
@@ -127,7 +127,7 @@ class LengthSummary:
 class Iteration:
     """Mean seconds of a replayed iteration; rewards and the host's work are left out."""
 
-    name: str  # of a system: adaptive, or a static layout
+    name: str  # the system: adaptive, or a static layout
     rollout_s: float
     update_s: float  # with the transfer of weights to the first layout of the adaptive rollout
 
@@ -159,8 +159,8 @@ class PlanReport:
 
     @property
     def iterations(self) -> list[Iteration]:
-        """Rollout and update of every system, the adaptive ones first; empty if nothing is
-        trained."""
+        """The rollout and the update of every system, the adaptive ones first; empty without
+        training."""
         if self.update is None:
             return []
         update_s = self.update.total_s

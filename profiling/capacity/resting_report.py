@@ -9,14 +9,14 @@ class RoleMemory:
     """Bytes of one role on a device."""
 
     name: str
-    parameters: int  # of adapters: with the base model, if no other role has it
-    optimizer: int  # moments and counters; 0: it is frozen
-    moved: int  # to and from host memory in an iteration; 0: it stays on devices
+    parameters: int  # with adapters, also the base model's, if no other role has it
+    optimizer: int  # moments and counters; 0: the role is frozen
+    moved: int  # to and from host memory in an iteration; 0: the role stays on devices
 
 
 @dataclass(frozen=True)
 class RestingIteration:
-    """An iteration whose models wait on the devices, or in the host's memory."""
+    """One iteration with models that wait on the devices, or in the host's memory."""
 
     rest: Literal["device", "host"]
     resident: int  # bytes of a device that models take during a rollout

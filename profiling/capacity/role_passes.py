@@ -35,7 +35,7 @@ from pat_jax.training.update_memory import fetched_bytes
 
 @dataclass(frozen=True)
 class RolePasses:
-    """Predicts the passes of one role, whose parameters are `held`."""
+    """Predicts the seconds of the passes of one role. `held` has the role's parameters."""
 
     built: TargetBuild
     role: Role
@@ -86,22 +86,23 @@ class RolePasses:
         return UpdateTimes(Composer(ModelledKernels(target, sums="nccl"), self.model), target)
 
     def predictions(self, packed: Packed) -> Seconds:
-        """Seconds of one forward pass over all micro-batches."""
+        """Returns the seconds of one forward pass over all micro-batches."""
         return self._pass(self.work.scores, packed)
 
     def gradients(self, packed: Packed) -> Seconds:
-        """Seconds of all forward and backward passes of an iteration."""
+        """Returns the seconds of all forward and backward passes of an iteration."""
         trained = self.role.trained
         passes = trained.num_iterations if trained else 0
         return self._pass(self.work.gradients, packed).times(passes)
 
     def apply(self, trainer: Trainer) -> Seconds:
-        """Seconds of all optimizer steps of an iteration by this role's `trainer`."""
+        """Returns the seconds of all optimizer steps of an iteration by this role's `trainer`."""
         steps = self.built.order.run.updates_per_step
         return self.times.seconds(self._apply(trainer)).times(steps)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
-        """Returns one device's tokens of a micro-batch, with `pairs` of a query and a key."""
+        """Returns one device's tokens of a micro-batch. `pairs` is its number of pairs of query and
+        key."""
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _pass(self, work_of: Callable[[Rows], Work], packed: Packed) -> Seconds:
@@ -112,8 +113,8 @@ class RolePasses:
         return spent
 
     def _sums_of_groups(self, gradients: int) -> Iterator[Collective]:
-        """The sum of gradients over FSDP groups, once for each optimizer step. `gradients` are the
-        bytes of one device in float32."""
+        """Yields the sum of gradients over FSDP groups, once for each optimizer step. `gradients`
+        are the bytes of one device in float32."""
         summed = self.held.gradients
         if summed.groups:
             num_bytes = gradients * jnp.dtype(summed.dtype).itemsize / FLOAT32

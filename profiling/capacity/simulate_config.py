@@ -15,7 +15,7 @@ WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
 
 
 def listed(pattern: str, most: int, what: str) -> Rule:
-    """The rule for a text that lists numbers of the form `pattern`, each at most `most`."""
+    """Returns the rule for a text that lists numbers of the form `pattern`, each at most `most`."""
     form = re.compile(rf"{pattern}(,{pattern})*")
     expected = f"{what} up to {most:,}, separated by commas"
     return (lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most, expected)

@@ -28,7 +28,8 @@ def memory(report: PlanReport) -> Table:
 
 
 def steps(times: StepTimes) -> Iterator[Table]:
-    """One table for each context, in ms, with a star at the fastest layout of each line."""
+    """Yields a table of milliseconds for each context length, with a star at each line's fastest
+    layout."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
             [str(running), *starred([s and 1e3 * s for s in line])]
@@ -38,7 +39,8 @@ def steps(times: StepTimes) -> Iterator[Table]:
 
 
 def gains(report: PlanReport) -> Table:
-    """A table of adaptive and static systems. Moves are switches, and moves between replicas."""
+    """Returns a table of adaptive and static systems. Its moves are switches and moves between
+    replicas."""
     found = report.comparison
     saved = {ADAPTIVE: "", DRAFTING: ""} | {x.name: percent(found.gain(x)) for x in found.static}
     header = ["system", "seconds", "prefill", "moves", "preempted", "saved by adapting"]
@@ -48,7 +50,7 @@ def gains(report: PlanReport) -> Table:
 
 
 def switches(report: PlanReport) -> Table:
-    """A table of the switches of the first rollout."""
+    """Returns a table of the switches of the first rollout."""
     header = ["at s", "switch", "running", "step", "takes s", "expected to save s", "KV cache"]
     rows = []
     for x in report.comparison.traces[0].switches:
@@ -58,7 +60,7 @@ def switches(report: PlanReport) -> Table:
 
 
 def stage_seconds(update: Update) -> dict[str, Seconds]:
-    """Seconds of each stage of an update that takes time, by name, in order."""
+    """Returns the seconds of each stage of an update that takes time, by name, in order."""
     found = {words: getattr(update, name) for name, words in STAGES.items()}
     found |= dict(update.others)
     return {words: seconds for words, seconds in found.items() if seconds.total}
@@ -74,7 +76,7 @@ def stages(update: Update) -> Table:
 
 
 def update_parts(memory: UpdateMemory) -> dict[str, float]:
-    """The parts of a device's memory during the update, in GiB, by name."""
+    """Returns the parts of a device's memory during the update, in GiB, by name."""
     names = ["parameters", "optimizer", "gradients", "reference", "base", "drafts", "others"]
     found = {name: getattr(memory, name) for name in names}
     found["temporaries, at least" if memory.is_least else "temporaries"] = memory.temporaries
@@ -87,14 +89,14 @@ def update_memory(memory: UpdateMemory) -> Table:
 
 
 def roles(resting: Resting) -> Table:
-    """The models of a run, in GiB of a device."""
+    """Returns a table of the models of a run, in GiB of a device."""
     header = ["role", "parameters", "optimizer", "moved in an iteration"]
     sizes = [[x.name, x.parameters, x.optimizer, x.moved] for x in resting.roles]
     return Table(header, [[name, *(n / GIB for n in row)] for name, *row in sizes])
 
 
 def resting(found: Resting) -> Table:
-    """A table of iterations with models that wait on devices, and in the host's memory."""
+    """Returns a table of iterations with models that wait on devices, and in the host's memory."""
     where = {"device": "on the devices", "host": "in the host's memory"}
     header = ["models wait", "take GiB", "KV cache GiB", "rollout s", "update s", "all s"]
     rows = [

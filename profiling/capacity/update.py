@@ -44,7 +44,7 @@ class PlannedUpdate:
     options: MemoryOptions  # to suggest if memory is short
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
-        """The update for rollouts that begin in the layout `target`."""
+        """Returns the update for rollouts that begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
         is_shared = knows_branches(self.trainer.layout.platform)
         packed = [
@@ -97,7 +97,7 @@ class PlannedUpdate:
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yields the assumptions of the prediction, a sentence each."""
+        """The assumptions of the prediction, a sentence each."""
         yield (
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
             f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."
@@ -144,7 +144,8 @@ class PlannedUpdate:
         return self.passes.work
 
     def transfer(self, target: Split) -> Seconds:
-        """Seconds to send the weights to the rollout's layout `target`, with checksums."""
+        """Returns the seconds to send the weights to the rollout's layout `target`, with
+        checksums."""
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)

@@ -1,5 +1,4 @@
-"""Packs the micro-batches of an iteration with the trainer's own code, from the replayed
-lengths."""
+"""Packs an iteration's micro-batches from the replayed lengths, with the trainer's own code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ class Packed:
     """One iteration's micro-batches."""
 
     shapes: tuple[Shape, ...]
-    # For each micro-batch, the pairs of query and key on the device with most: others wait for it.
+    # For each micro-batch, the number of pairs of query and key on the device that has most.
     pairs: tuple[float, ...]
     # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
@@ -30,7 +29,7 @@ class Packed:
         *,
         shares_prompts: bool = False,
     ) -> "Packed":
-        """Packs the responses of one iteration.
+        """Returns the micro-batches of the responses of one iteration.
 
         Args:
           mini_batch: responses of whole groups in one optimizer step.
@@ -62,7 +61,8 @@ class Packed:
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:
-    """The prefix of each response, as `rl.batches.batches.prompt_prefixes`; None if unknown."""
+    """Returns the prefix of each response, as `rl.batches.batches.prompt_prefixes`; None if
+    unknown."""
     if workload.prompt_id is None:
         return None
     both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)

@@ -1,6 +1,6 @@
 """The memory of an update's largest program on a device, by parts.
 
-If the program of gradients was not compiled, this is a lower bound. The program then has a
+If the program of gradients was not compiled, this is a lower bound: that program then counts as a
 micro-batch's own gradients, each layer's input, and buffers of one layer's experts.
 """
 
@@ -38,8 +38,8 @@ def most_needed(
     options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
-    """Returns the memory of the largest program of all trained roles, with a transfer to `target`,
-    and what would help if it does not fit."""
+    """Returns the memory of the largest program of all trained roles, and what would help if it
+    does not fit. One of the programs is the transfer to `target`."""
     found = []
     for trainer in built.whole.trained:
         role = "" if trainer.name == POLICY else CRITIC
@@ -90,7 +90,8 @@ def _memory(
 
 
 def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
-    """Bytes that each compiled program takes; of the transfers, only that to `target`."""
+    """Returns the bytes that each compiled program takes; of the transfers, only that to
+    `target`."""
     return {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
         for p in programs
@@ -104,7 +105,7 @@ def _reference_bytes(built: TargetBuild) -> int:
 
 
 def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
-    """Least bytes that the programs of an update take, if its gradients were not compiled."""
+    """Returns the least bytes of an update's programs, for when its gradients were not compiled."""
     # Offloaded moments, which come for the step alone, may take more than was freed before.
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     split, of_rows = trainer.layout.split, _inputs_bytes(passes) + _of_experts(passes)
@@ -113,14 +114,14 @@ def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
 
 
 def _inputs_bytes(passes: RolePasses) -> int:
-    """Bytes of the layers' inputs, which are always kept for the backward pass."""
+    """Returns the bytes of the layers' inputs, which are always kept for the backward pass."""
     tokens, model = passes.rows(passes.shapes[-1]).tokens, passes.model
     return model.num_layers * tokens * model.embed_dim * passes.itemsize
 
 
 def _of_experts(passes: RolePasses) -> int:
-    """Bytes for experts in a layer's backward pass: rows of tokens that are sent to them, or the
-    gathered experts and their gradients."""
+    """Returns the bytes for experts in a layer's backward pass: rows of tokens that are sent to
+    them, or the gathered experts and their gradients."""
     model, layout = passes.model, passes.held.layout
     if not (layout.ep_dp_axes and model.experts):
         return 0

@@ -23,13 +23,13 @@ class UpdateMemory:
     gradients: int  # accumulated over micro-batches
     reference: int  # the frozen policy of the KL penalty, if it waits on the device
     base: int  # the policy under adapters
-    temporaries: int  # that the program takes besides these
+    temporaries: int  # what the program takes besides these
     is_least: bool  # nothing was compiled: temporaries are a lower bound
     limit: int  # memory of a device
     # Why the update does not fit and what would help, in a sentence; empty if it fits.
     shortage: str = ""
     tightness: str = ""  # the same, if it hardly fits
-    offloaded: int = 0  # of the optimizer, in the host's memory between two steps
+    offloaded: int = 0  # bytes of the optimizer that are in host memory between two steps
     drafts: int = 0  # a draft model, or the trained exit head of the first layers
     others: int = 0  # further roles that wait on the device
 
@@ -47,7 +47,7 @@ class Batches:
     slots: float  # tokens of all micro-batches, padding included
     micro_batches: float
     largest: tuple[int, int]  # rows and length of the largest micro-batch
-    steps: int  # of the optimizer
+    steps: int  # number of optimizer steps
 
     @property
     def padding(self) -> float:
@@ -67,8 +67,8 @@ class Update:
     gradients: Seconds
     apply: Seconds
     transfer: Seconds
-    target: Split  # that weights go to: the rollout's first layout
-    flops: float  # that the model needs, on all devices: forward and backward over the tokens
+    target: Split  # layout that the weights go to: the rollout's first
+    flops: float  # operations of the forward and backward pass over the tokens, on all devices
     mfu: float  # `flops` over the seconds of the update without transfer, as a share of the peak
     memory: UpdateMemory
     others: tuple[tuple[str, Seconds], ...] = ()  # stages of other roles, by name

@@ -30,7 +30,7 @@ NO_SPECULATION = SpeculationConfig("none")
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The load, and the changes to a profile's machine."""
+    """A load, and changes to the machine of a profile."""
 
     responses: int
     cap: int  # tokens of a response
@@ -40,7 +40,7 @@ class WhatIf:
     burst_steps: int = 256
     check_every: int = 16
     speculation: SpeculationConfig = NO_SPECULATION  # drafts whose steps were measured
-    draft_model: ModelConfig | None = None  # that proposes the drafts, if one does
+    draft_model: ModelConfig | None = None  # the model that proposes the drafts, if one does
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -50,7 +50,7 @@ class WhatIf:
 
 
 def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None = None) -> Machine:
-    """The profile's machine with the changes of `what_if`; draft tokens are accepted by
+    """Returns the profile's machine with the changes of `what_if`. Draft tokens are accepted by
     `acceptance`, or else by the prior. Raises UserError if the profile lacks times that a change
     needs, or if no layout has room."""
     latency, splits = profile.latency, splits_of(profile.latency)
@@ -84,7 +84,7 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
 
 
 def profile_words(path: Path, profile: Profile) -> str:
-    """The profile and where it was measured, in words."""
+    """Returns words for the profile and where it was measured."""
     subject = profile.subject
     if profile.shards_of:
         return (
@@ -95,13 +95,12 @@ def profile_words(path: Path, profile: Profile) -> str:
 
 
 def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
-    """The layouts that were measured, lowest TP first."""
+    """Returns the layouts that were measured, lowest TP first."""
     return tuple(sorted({split for split, _, _ in latency.decode_table}, key=lambda s: s.tp))
 
 
 def unmeasured(profile: Profile, machine: Machine) -> str:
-    """Describes the buckets of a machine that are larger than all measured ones; empty if none
-    is."""
+    """Returns words for the buckets of a machine that are larger than all measured ones, or ""."""
     table = profile.latency.decode_table
     longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
     words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []
@@ -117,7 +116,8 @@ def model_of(profile: Profile) -> ModelConfig:
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
-    """Options whose buckets are the measured ones, and the larger ones that the sequences need."""
+    """Returns options whose buckets are the measured ones, and the larger ones that sequences
+    need."""
     latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)
@@ -139,7 +139,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
 
 
 def _build(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> TargetBuild:
-    """A build of as many devices as were measured, each with the requested memory."""
+    """Returns a build of as many devices as were measured, each with the requested memory."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)
     rates = ("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s", "pcie_bytes_s")
