@@ -18,7 +18,7 @@ from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models from which deeper ones are extrapolated
-MOST_DEVICES = 256  # of a target that is suggested
+MOST_DEVICES = 256  # most devices of a target that is suggested
 CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # sizes of a draft model's cache that are suggested
 
 
@@ -27,11 +27,11 @@ def by_arithmetic(order: Order) -> TargetBuild:
 
 
 def needs_of(order: Order) -> MemoryModel:
-    """The memory of each layout if no other is used, see `memory_alone`.
+    """Returns the memory that each layout needs if no other is used, see `memory_alone`.
 
-    Bytes are affine in the layers. So they are extrapolated from two shallow models, because a deep
-    one takes long to trace. If only some layers have experts, or other roles have models of their
-    own depth, the whole model is traced.
+    Bytes are affine in the number of layers. So they are extrapolated from two shallow models,
+    because a deep one takes long to trace. If only some layers have experts, or other roles have
+    models of their own depth, the whole model is traced.
     """
     if order.others or not has_equal_layers(order.model):
         return by_arithmetic(order).alone
@@ -51,12 +51,13 @@ def needs_of(order: Order) -> MemoryModel:
 
 
 def has_equal_layers(model: ModelConfig) -> bool:
-    """Whether all layers have experts, or none, so that numbers are affine in the layers."""
+    """Returns whether all layers have experts, or none, so that bytes are affine in their
+    number."""
     return not (model.sparse_layers and model.has_mlp)
 
 
 def nearest(needs: MemoryModel) -> Split:
-    """The layout that needs the least memory."""
+    """Returns the layout that needs the least memory."""
     return min(needs.weights, key=needs.held)
 
 
@@ -85,13 +86,13 @@ def _advice(found: Sequence[str]) -> str:
 
 
 def has_room(order: Order) -> bool:
-    """Whether some layout fits into the memory of its devices."""
+    """Returns whether some layout fits into the memory of its devices."""
     needs = needs_of(order)
     return needs.held(nearest(needs)) <= needs.usable
 
 
 def what_fits(order: Order) -> Iterator[str]:
-    """The changes with which the model would fit: the smallest of each kind."""
+    """Yields the changes with which the model would fit into memory: the smallest of each kind."""
     for kind in _changes(order):
         for words, changed in kind:
             if has_room(changed):
@@ -125,7 +126,7 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
 
 
 def _longest_response(order: Order) -> int:
-    """Tokens of the longest response that finds pages; 0 or less if none does."""
+    """Returns the tokens of the longest response that finds pages; 0 or less if none does."""
     needs, rollout = needs_of(order), order.run.rollout
     best = nearest(needs)
     texts = needs.draft_sources[best]
@@ -140,7 +141,7 @@ def _longest_response(order: Order) -> int:
 
 
 def roomier(target: Target) -> Iterator[Target]:
-    """Targets of as many devices with more memory, the smallest memory first."""
+    """Yields targets of as many devices with more memory, the smallest memory first."""
     shape = target.text.partition(":")[2]
     for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
         of_a_kind = chip.platform == target.chip.platform
@@ -150,7 +151,7 @@ def roomier(target: Target) -> Iterator[Target]:
 
 
 def larger(target: Target) -> Iterator[Target]:
-    """Targets with more of the same devices: twice as many each time."""
+    """Yields targets with more of the same devices: twice as many each time."""
     sizes = [*target.topology]
     while 2 * target.num_devices <= MOST_DEVICES:
         if target.chip.platform == "tpu":

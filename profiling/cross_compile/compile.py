@@ -91,8 +91,8 @@ def compile_for(
 
 
 def installed(target: Target) -> dict[str, str]:
-    """The versions of the packages that compile for `target`. Raises UserError if the compiler is
-    not installed."""
+    """Returns the versions of the packages that compile for `target`. Raises UserError if the
+    compiler is not installed."""
     platform = target.chip.platform
     names = [name for name in PLUGINS[platform] if importlib.util.find_spec(name)]
     if not names or (platform == "cuda" and _ptxas() is None):
@@ -115,7 +115,8 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _ptxas() -> Path | None:
-    """The folder of NVIDIA's assembler, in an installed package or on the system; or None."""
+    """Returns the folder of NVIDIA's assembler, in an installed package or on the system, or
+    None."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():
         for found in Path(root).glob("*/bin/ptxas"):
@@ -212,7 +213,7 @@ def _read(order: Order, versions: Mapping[str, str], path: Path) -> Compilation:
 
 
 def _sources() -> str:
-    """A hash of every source file on which a program may depend."""
+    """Returns a hash of every source file on which a program may depend."""
     digest = hashlib.sha256()
     rooms = [PACKAGE, *(PACKAGE / room for room in ("models", "rl", "profiling"))]
     for path in sorted(path for room in rooms for path in room.rglob("*.py")):

@@ -19,19 +19,19 @@ class CompiledProgram:
 
     name: str  # decode, prefill, reshard, view, pack, exchange, exchange_one, unpack, grad, …
     split: Split
-    target: Split | None = None  # of a switch
-    rows: int = 0  # of a replica; pages if it moves pages; rows of all replicas in training
+    target: Split | None = None  # the layout after a switch
+    rows: int = 0  # rows of a replica, in training of all replicas; or pages that are moved
     length: int = 0  # tokens
     num_draft_tokens: int = 0  # draft tokens of a step, per row
-    role: str = ""  # of another model of the run; empty: the policy, or its reference
-    layers: int = 0  # of the model that the numbers below are of
+    role: str = ""  # the model's role in the run; empty: the policy, or its reference
+    layers: int = 0  # number of layers of the model that the numbers below are of
     compiled_layers: tuple[int, ...] = ()  # of the models compiled; without `layers`: extrapolated
     argument_bytes: int = 0
     output_bytes: int = 0
     temp_bytes: int = 0
-    alias_bytes: int = 0  # of results that reuse memory of arguments
+    alias_bytes: int = 0  # bytes of results that reuse memory of arguments
     compile_s: float = 0.0
-    error: str | None = None  # of the compiler, if it failed
+    error: str | None = None  # the compiler's error, if it failed
 
     @property
     def is_extrapolated(self) -> bool:
@@ -76,7 +76,7 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
 
 
 def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgram:
-    """The record of a program at `layers` layers: as compiled, or from two smaller depths.
+    """Returns the record of a program at `layers` layers: as compiled, or from two smaller depths.
 
     Bytes are extrapolated as affine in the layers. This is right for arguments and results.
     Temporaries are a maximum of several sums, and in a deep model another sum may be the largest:

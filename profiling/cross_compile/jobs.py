@@ -34,7 +34,7 @@ class CompileJob:
 
 
 def jobs_of(build: TargetBuild) -> list[CompileJob]:
-    """All programs to compile, at every depth; passes of training whole (`PASSES`)."""
+    """Returns all programs to compile, at every depth. `PASSES` of training are compiled whole."""
     order, found = build.order, []
     for layers in order.depths:
         found += _rollout_jobs(build, replace(order.model, num_layers=layers))
@@ -48,7 +48,7 @@ def jobs_of(build: TargetBuild) -> list[CompileJob]:
 
 
 def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
-    """Each program in its largest bucket; switches between neighbouring layouts only."""
+    """Returns each program in its largest bucket; switches between neighbouring layouts only."""
     drafts = _within(build.drafter.drafts, build.order.depths)
     drafter = replace(build.drafter, drafts=drafts)
     functions = replace(build.specs.functions, policy=build.policy_of(model), drafter=drafter)
@@ -78,13 +78,14 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
 
 
 def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
-    """`drafts` with an early exit before the last layer of the shallowest model. The exit is the
-    same at every depth, so that numbers are affine in the layers."""
+    """Returns `drafts` with an early exit before the last layer of the shallowest model. The exit
+    is the same at every depth, so that numbers are affine in the layers."""
     return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
 
 
 def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
-    """The burst with drafts that verifies most tokens; of several such, that of most rows."""
+    """Returns the burst with drafts that verifies most tokens; of several such, that of most
+    rows."""
     shapes = [
         (n, num_draft_tokens)
         for n in build.buckets.rows[split]
@@ -97,8 +98,8 @@ def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
 
 
 def _training_jobs(build: TargetBuild, layers: int) -> list[CompileJob]:
-    """Passes without and with gradients over the largest micro-batch; the optimizer's step; the
-    transfers to the layouts with the least and the most TP."""
+    """Returns the passes without and with gradients over the largest micro-batch, the optimizer's
+    step, and the transfers to the layouts with the least and the most TP."""
     model = replace(build.order.model, num_layers=layers)
     roles = build.whole if model == build.order.model else build.roles(model)
     return [*_policy_jobs(build, roles, layers), *_other_jobs(build, roles)]
@@ -120,7 +121,8 @@ def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJ
 
 
 def _other_jobs(build: TargetBuild, roles: Roles) -> list[CompileJob]:
-    """Passes of other roles without gradients over the largest micro-batch; the critic's update."""
+    """Returns other roles' passes without gradients over the largest micro-batch; the critic's
+    update."""
     longest, jobs = build.micro_shapes[-1], []
     for name in build.order.others:
         role = roles.critic if name == CRITIC else roles.readers[name]

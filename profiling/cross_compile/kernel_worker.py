@@ -35,7 +35,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _trouble(layout: Layout, part: Part, case: Case) -> str:
-    """Why the kernel cannot be used, as text; empty if it can."""
+    """Returns why the kernel cannot be used, or "" if it can."""
     types = [part.dtype if x.dtype == np.float32 else x.dtype for x in case.arrays]
     arrays = [
         jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout.sharding())

@@ -50,7 +50,7 @@ class Order:
     target: Target
     run: ProgramChoice
     model: ModelConfig
-    depths: tuple[int, ...]  # layers of the models that are compiled
+    depths: tuple[int, ...]  # numbers of layers of the models that are compiled
     draft_model: ModelConfig | None = None  # whole at every depth
     others: Mapping[str, ModelConfig] = field(default_factory=dict)  # models of other roles
 
@@ -64,7 +64,8 @@ class Order:
         draft_model: ModelConfig | None = None,
         others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
-        """An order of models in the form that the target needs; depth 0 is the whole model."""
+        """Returns an order of models in the form that the target needs; depth 0 is the whole
+        model."""
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         devices = paper_devices(target)
         roles = {name: padded_for(devices, one) for name, one in (others or {}).items()}
@@ -80,7 +81,7 @@ class Order:
         return replace(model, num_layers=min(layers, model.num_layers))
 
     def num_layers(self, role: str) -> int:
-        """Layers of the whole model of a role; the policy and its reference have no name."""
+        """Returns the layers of a role's whole model; the policy and its reference have no name."""
         return (self.others[role] if role else self.model).num_layers
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class TargetBuild:
 
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
-        """Every layout that divides the model, and the reasons why others do not."""
+        """Every layout that divides the model, and the reasons why other layouts do not."""
         run = self.order.run
         ways, width = run.rollout.expert_parallel, run.rollout.expert_width
         return layout_chain(
@@ -145,7 +146,8 @@ class TargetBuild:
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def roles(self, model: ModelConfig) -> Roles:
-        """The models of a run whose policy is `model`, each in the layout with the least TP."""
+        """Returns the models of a run whose policy is `model`, each in its layout with the least
+        TP."""
         others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
         return roles_of(self.order.run, others, self.devices, self.layouts, self.drafter, model)
 
@@ -184,7 +186,7 @@ class TargetBuild:
 
     @cached_property
     def whole_sequences(self) -> float:
-        """How many of the longest sequences fit into the KV cache; 0 if no layout or no update
+        """Number of the longest sequences that fit into the KV cache; 0 if no layout or no update
         fits."""
         if self.order.run.trains and lacking_state(self.whole, self.limit):
             return 0.0

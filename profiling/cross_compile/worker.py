@@ -1,5 +1,4 @@
-"""The child process of `compile.py`: compiles an order's programs and prints one JSON line for
-each.
+"""The child process of `compile.py`: compiles an order's programs, and prints a JSON line for each.
 
 The parent sets its environment, which decides the compiler. Reads the order from standard input;
 what libraries print goes to standard error.
@@ -34,8 +33,8 @@ LONGEST_ERROR = 600  # characters
 
 
 def devices_of(target: Target) -> Sequence[Device]:
-    """The devices of `target` as its compiler describes them. Raises UserError if the compiler
-    knows no such machine."""
+    """Returns the devices of `target` as its compiler describes them. Raises UserError if the
+    compiler knows no such machine."""
     chip = target.chip
     try:
         if chip.platform == "tpu":
@@ -80,7 +79,8 @@ class Compiler:
             return self._found(job, number, self.kept / f"{name}.json", lowered)
 
     def _kept(self, path: Path) -> CompiledProgram | None:
-        """The record in a file; None if the file is damaged: then the program is compiled again."""
+        """Returns the record in a file, or None if it is damaged: then the program is compiled
+        again."""
         try:
             content: Any = parse_json(path.read_bytes())
             return CompiledProgram.from_json(content)
@@ -152,7 +152,8 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _reading() -> str:
-    """A hash of the code that describes programs: records made by other code are not found."""
+    """Returns a hash of the code that describes programs: records made by other code are not
+    found."""
     files = (Path(name) for name in (__file__, records.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -35,12 +35,12 @@ from pat_jax.profiling.predict.targets import Target
 MODEL = "tiny"  # for the switch and the iteration of training
 SEQUENCES, PROMPT, LONGEST = 8, 16, 96
 LEAVE, COME_BACK = 6, 3  # unfinished sequences at which the layouts change
-LEAST_EQUAL = 0.5  # of the responses that ran during a switch: others may have met near-ties
+LEAST_EQUAL = 0.5  # share of the responses that ran during a switch: others may meet near-ties
 
 
 def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
-    """Times all-reduces over the devices of each TP degree: of few bytes for the latency, of many
-    for the bandwidth."""
+    """Measures all-reduces over the devices of each TP degree: of few bytes for the latency, of
+    many for the bandwidth."""
     chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
     seconds = all_reduce_seconds(chain.values(), dtype)
     if not seconds:
@@ -124,7 +124,7 @@ def switch_found(devices: Sequence[Device]) -> Finding:
 
 
 def _engine(devices: Sequence[Device]) -> tuple[RolloutEngine, Params]:
-    """An engine in the layouts with the least and the most TP, and random weights."""
+    """Returns an engine in the layouts with the least and the most TP, and random weights."""
     model, mesh = preset(MODEL), factored_mesh(devices)
     chain, _ = layout_chain(mesh, model)
     ends = list(dict.fromkeys((next(iter(chain)), list(chain)[-1])))
@@ -173,6 +173,6 @@ def _run(engine: RolloutEngine, params: Params, planner: Planner):
 
 
 def _equal(stayed: Sequence[Completion], switched: Sequence[Completion]) -> float:
-    """The share of equal responses, among those that ran during a switch: the longest."""
+    """Returns the share of equal responses, among those that ran during a switch: the longest."""
     pairs = list(zip(stayed, switched, strict=True))[-LEAVE:]
     return sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(pairs)

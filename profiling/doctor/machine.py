@@ -17,7 +17,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def devices_found(devices: Sequence[Device]) -> Finding:
-    """The number, kind and memory of the devices, and whether accelerators are left unused."""
+    """Returns the number, kind and memory of the devices, and whether accelerators are left
+    unused."""
     kinds = Counter(device.device_kind for device in devices)
     platform, each = devices[0].platform, [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
@@ -43,12 +44,12 @@ def _memory(each: Sequence[int | None]) -> str:
 
 
 def memory_of(device: Device) -> int | None:
-    """Bytes that XLA may take of a device; None if it does not report them, as on a CPU."""
+    """Returns the bytes that XLA may take of a device, or None if it reports none, as on a CPU."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def versions_found(devices: Sequence[Device]) -> Finding:
-    """Versions of the packages, and of the runtime and driver under them."""
+    """Returns the versions of the packages, and of the runtime and driver under them."""
     found = {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
     client = " ".join(str(devices[0].client.platform_version).split())
     if devices[0].platform != "cpu":

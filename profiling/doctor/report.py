@@ -21,7 +21,7 @@ LONGEST = 400  # characters of what a driver or a compiler says
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding about one part."""
+    """What was found about one part of a machine, such as its links or its kernels."""
 
     sentence: str
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examined:
-    """One part that was examined."""
+    """The result for one part of a machine: whether it is well, a sentence, and numbers."""
 
     name: str
     is_well: bool
@@ -45,13 +45,13 @@ class Examined:
 
 @dataclass
 class Examination:
-    """Examines one part after the other. After a part that fails it goes on with the next.
+    """Examines the parts of a machine one after the other, also after a part that fails.
 
     Attributes:
       command: the command line.
       tell: called with each line as soon as it is known.
-      out: the file of the report; None: no file.
-      step_seconds: the most that a part may take.
+      out: the file of the report, or None for no file.
+      step_seconds: the most seconds that one part may take.
     """
 
     command: str
@@ -59,11 +59,12 @@ class Examination:
     out: Path | None = None
     step_seconds: float = 300.0
     parts: list[Examined] = field(default_factory=list)
-    todo: list[str] = field(default_factory=list)  # for each part that fails
+    todo: list[str] = field(default_factory=list)  # what to do, for each part that fails
 
     def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
         """Examines one part and prints its line. `todo` is what to do if the part fails, as text
-        after "To do:". Raises a UserError of the first part: an option is wrong."""
+        after "To do:". Raises a UserError of the first part, which means that an option is
+        wrong."""
         start = time.perf_counter()
         guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
         guard.daemon = True
@@ -93,7 +94,7 @@ class Examination:
         return bool(self.parts) and all(part.is_well for part in self.parts)
 
     def verdict(self, well: str) -> str:
-        """One sentence: `well` if nothing is wrong, else every trouble and what to do."""
+        """Returns one sentence: `well` if nothing is wrong, else every trouble and what to do."""
         wrong = [part for part in self.parts if not part.is_well]
         if not wrong:
             return f"verdict: {well}"

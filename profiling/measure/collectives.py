@@ -10,12 +10,12 @@ import numpy as np
 from pat_jax.layout.layout import Layout
 
 SIZES = (2**12, 2**24)  # bytes of a device: few for the latency, many for the bandwidth
-RUNS = 3  # of which the fastest counts
+RUNS = 3  # timed runs, of which the fastest counts
 IN_A_ROW = 8  # all-reduces of one program: a single one would measure its launch
 
 
 def all_reduce_seconds(layouts: Iterable[Layout], dtype: jnp.dtype) -> dict[tuple[int, int], float]:
-    """Seconds of one all-reduce, by the number of devices and the bytes of each."""
+    """Returns the seconds of one all-reduce, by the number of devices and the bytes of each."""
     return {
         (layout.split.tp, size): _time(layout, dtype, size)
         for layout in layouts

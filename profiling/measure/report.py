@@ -11,7 +11,7 @@ from pat_jax.planning.types import Split
 
 
 def tables(profile: Profile) -> str:
-    """All measured times as tables of text, in milliseconds."""
+    """Returns all measured times as tables of text, in milliseconds."""
     latency = profile.latency
     calls = f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens"
     lists = {
@@ -35,7 +35,8 @@ def tables(profile: Profile) -> str:
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
-    """One line for each cache length and number of sequences, one column for each layout."""
+    """Returns a line for each cache length and number of sequences, with a column for each
+    layout."""
     splits = list(dict.fromkeys(split for split, _, _ in table))
     rows = []
     for length, running in sorted({(length, rows * split.dp) for split, rows, length in table}):

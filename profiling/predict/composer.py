@@ -69,8 +69,8 @@ StepSeconds = Callable[[Split, int, int], float]  # by layout, rows of a replica
 class Unlisted:
     """Seconds of a decode step that are in no kernel table."""
 
-    layer: float = 0.0  # of each layer: launches, gaps between kernels
-    row: float = 0.0  # of each row of a replica
+    layer: float = 0.0  # seconds of each layer: launches, gaps between kernels
+    row: float = 0.0  # seconds of each row of a replica
 
 
 # A burst runs on the device: no host schedules its steps. Others' steps of Llama-3.1-8B on H100s
@@ -108,8 +108,8 @@ class Composer(LayerTimes):
         return "held" if is_held else "bucket"
 
     def prefill_links_s(self, split: Split) -> float:
-        """Seconds of a prefill call's collectives. They do not overlap with its products, which
-        do not wait for memory."""
+        """Returns the seconds of a prefill call's collectives. They do not overlap with its
+        products, which do not wait for memory."""
         tokens = self.prefill_blocks * self.page_size
         return sum(
             count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
@@ -117,13 +117,13 @@ class Composer(LayerTimes):
         )
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Seconds to sample from `vocab` logits of each row. Every device of a replica does
-        this."""
+        """Returns the seconds to sample from `vocab` logits of each row. All devices of a replica
+        do this."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
-        """Seconds of a step that verifies `num_draft_tokens` per row, without the passes that
-        propose them."""
+        """Returns the seconds of a step that verifies `num_draft_tokens` draft tokens per row,
+        without the passes that propose them."""
         each = 1 + num_draft_tokens
         seconds = self._pass_s(split, rows, length, each=each, drawn=each)
         return seconds + DRAFTING_S * (num_draft_tokens > 0)
@@ -138,8 +138,8 @@ class Composer(LayerTimes):
         drawn: int,
         layers: int | None = None,
     ) -> float:
-        """Seconds of a pass: `each` tokens of each row go through the first `layers` (by default
-        all), and `drawn` of them through the head."""
+        """Returns the seconds of a pass: `each` tokens of each row go through the first `layers`
+        (by default all), and `drawn` of them through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
@@ -150,14 +150,14 @@ class Composer(LayerTimes):
         return on_device + self.decode_links_s(tokens, split, layers) + self.unlisted.row * tokens
 
     def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
-        """Seconds of a pass through the first `layers` and the exit head, which proposes one token
-        of each row's draft."""
+        """Returns the seconds of a pass through the first `layers` and the exit head, which
+        proposes one token of each row's draft."""
         seconds = self._pass_s(split, rows, length, each=1, drawn=1, layers=layers)
         return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
-        """Seconds of a pass in which this model, as draft model, proposes one token for each
-        row."""
+        """Returns the seconds of a pass in which this model, as draft model, proposes a token for
+        each row."""
         return self._pass_s(ONE, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
@@ -173,10 +173,9 @@ class Composer(LayerTimes):
         return read + share * whole * model.head_dim / HEAD_DIM
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """Seconds of a prefill call in the bucket `length`. Attention is a share of whole prompts'.
-
-        Positions in a bucket are in the upper half of `length`: they attend to 1.5 times the mean.
-        """
+        """Returns the seconds of a prefill call in the bucket `length`. Attention is a share of
+        whole prompts'. Positions in a bucket are in the upper half of `length`: they attend to 1.5
+        times the mean."""
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
         heads = heads_of(model, tp, self.kv_ways(tp))
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
@@ -192,20 +191,16 @@ class Composer(LayerTimes):
         return self.switch_s + shard * (1 - target.tp / source.tp) / rate
 
     def migrate(self, source: Split, target: Split) -> float:
-        """Seconds of a round of pages. Each device of a merging replica keeps the part of the pages
-        that it holds in both layouts.
-
-        All replicas together take as long as one, because each device has its own link.
-        """
+        """Returns the seconds of a round of pages. Each device of a merging replica keeps the part
+        of the pages that it holds in both layouts. All replicas together take as long as one,
+        because each device has its own link."""
         narrow, wide = sorted((source.tp, target.tp))
         held = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(wide)
         return held * (wide // narrow - 1) / self.kernels.exchange_bytes_s(wide)
 
     def _shift(self, split: Split) -> float:
-        """Seconds of a round of pages to other replicas of a layout.
-
-        Each device of a replica packs its part of all pages, sends it, and unpacks what it gets.
-        """
+        """Returns the seconds of a round of pages to other replicas of a layout. Each device of a
+        replica packs its part of all pages, sends it, and unpacks what it gets."""
         sent = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(split.tp)
         packed_s = 4 * sent / self.kernels.chip.memory_bytes_s
         return packed_s + sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
@@ -213,7 +208,8 @@ class Composer(LayerTimes):
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
     ) -> dict[tuple[Split, int, int], float]:
-        """Seconds at every bucket; a larger bucket never takes less than a smaller one."""
+        """Returns the seconds at every bucket; a larger bucket never takes less than a smaller
+        one."""
         step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
         sizes = product(rows, lengths)
@@ -228,7 +224,7 @@ class Composer(LayerTimes):
         rows: int,
         length: int,
     ) -> float:
-        """Seconds of a step that verifies drafts, the passes that propose them included."""
+        """Returns the seconds of a step that verifies drafts, with the passes that propose them."""
         proposed = draft_model.asked(rows, length) if draft_model else 0.0
         if drafts.exit_layer:
             proposed = self.early_exit(split, rows, length, drafts.exit_layer)
@@ -237,7 +233,8 @@ class Composer(LayerTimes):
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """The latency model for `buckets`. A draft model, if there is one, is on the same chips."""
+        """Returns the latency model for `buckets`. A draft model, if there is one, is on the same
+        chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}
@@ -266,7 +263,8 @@ class Composer(LayerTimes):
         )
 
     def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of all replicas, and seconds of all layers' experts, as `LatencyModel.routed`."""
+        """Returns tokens of all replicas, and seconds of all layers' experts, as
+        `LatencyModel.routed`."""
         num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
         tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
         each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]

@@ -15,13 +15,14 @@ from pat_jax.profiling.predict.targets import Target
 
 UNITS = 16  # an expert's width on a device is a multiple of it, for the kernels
 CONTEXT = 4096  # tokens
-LEAST_GAIN = 0.005  # share of the time; for less, experts stay whole
+LEAST_GAIN = 0.005  # share of the time that must be saved; for less, experts stay whole
 
 
 def settled_width(
     target: Target, model: ModelConfig, sizes: EngineSizes, experts: str, responses: int
 ) -> int:
-    """Returns the requested width or, for auto, the one with which a rollout's steps take least.
+    """Returns the requested width or, for auto, the one with which a rollout's steps take least
+    time.
 
     Each halving of the number of running requests is assumed to last equally many steps, as with
     exponential lengths, in the fastest layout for that number. Experts stay whole on TPUs, where no

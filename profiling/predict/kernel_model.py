@@ -23,14 +23,15 @@ from pat_jax.profiling.predict.targets import Target
 Source = Literal["coefficients", "chip data", "profile"]
 FILE = "kernel_coefficients.yaml"
 BYTES = 2  # bytes of a bfloat16 number
-HEAD_DIM = 128  # of every model whose attention was measured
+HEAD_DIM = 128  # width of a head in every model whose attention was measured
 PAGE = 128  # tokens: the least that a kernel reads of a sequence
 SPLIT = 512  # tokens: from here on several blocks read a sequence
 RELATIVE = "relative"  # names the chip whose shares stand for missing ones
 
 
 def _shares(name: str) -> dict[str, Any]:
-    """Coefficients of a chip by kernel: shares of its peaks, microseconds, exponents."""
+    """Returns the coefficients of a chip by kernel: shares of its peaks, microseconds,
+    exponents."""
     own = dict(shipped(FILE)["chips"][name])
     relative = own.pop(RELATIVE, None)
     return (_shares(relative) if relative else {}) | own
@@ -71,16 +72,17 @@ class ModelledKernels:
         return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """A matrix product [m, k] times [k, n]."""
+        """Returns the milliseconds of a matrix product, [m, k] times [k, n]."""
         return self._product("gemm", (m, n, k), 1, self.weight_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
-        """A product of the output head, whose weights are never quantized."""
+        """Returns those of a product of the output head, whose weights are never quantized."""
         return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES))
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Products of `rows` rows of k numbers with the [k, n] of their experts, in one kernel. It
-        reads the weights of the `active` experts only: those that have rows."""
+        """Returns the milliseconds of one kernel with products of `rows` rows of k numbers with the
+        [k, n] of their experts. It reads the weights of the `active` experts only: those that have
+        rows."""
         return self._product("grouped", (rows, n, k), active, self.weight_bytes)
 
     def _product(
@@ -93,7 +95,7 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Attention of `rows` sequences of `length` tokens."""
+        """Returns the milliseconds of attention of `rows` sequences of `length` tokens."""
         del heads  # queries are few: what counts is the cache that is read
         share = self.shares["decode_attention"]
         num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
@@ -103,7 +105,8 @@ class ModelledKernels:
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Attention of `rows` prompts of `length` tokens each: causal, half of the square."""
+        """Returns those of causal attention, half of the square, of `rows` prompts of `length`
+        tokens each."""
         del kv_heads
         share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
@@ -112,24 +115,27 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
 
     def elementwise(self, num_bytes: float) -> float:
-        """One fused kernel that reads and writes `num_bytes`, such as a norm or an activation."""
+        """Returns those of one fused kernel, such as a norm, that reads and writes `num_bytes`."""
         share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        """A sum of bfloat16 numbers over the devices of a replica."""
+        """Returns the milliseconds of a sum of bfloat16 numbers over the devices of a replica."""
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """A gather of `elements` bfloat16 numbers in total, of which each device has a share."""
+        """Returns those of a gather of `elements` bfloat16 numbers, of which each device has a
+        share."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second, one way, that a device sends to others of a group of `devices`."""
+        """Returns the bytes a second, one way, that each of `devices` devices sends to the
+        others."""
         return self.links.exchange_bytes_s(devices)
 
 
 def _norm(a: float, b: float, sharpness: float) -> float:
-    """The p-norm: near the larger of the two, and above it if they are alike and p is small."""
+    """Returns the p-norm: near the larger of both, and above it if they are alike and p is
+    small."""
     return (a**sharpness + b**sharpness) ** (1 / sharpness)

@@ -15,7 +15,7 @@ from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
 from pat_jax.profiling.predict.model_sizes import num_dense, passes, widths_of
 
-LOGIT_BYTES = 4  # of a logit, which is gathered in float32
+LOGIT_BYTES = 4  # bytes of a logit, which is gathered in float32
 ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
 
 
@@ -33,18 +33,19 @@ class LayerTimes:
     expert_width: int = 1  # number of parts of each expert's width
 
     def kv_ways(self, tp: int) -> int:
-        """The number of parts into which a replica divides the KV heads."""
+        """Returns the number of parts into which a replica divides the KV heads."""
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
     def kinds(self, layers: int | None = None) -> dict[bool, int]:
-        """Number of layers with experts (True) and without (False) among the first `layers`, by
-        default all; kinds without any are left out."""
+        """Returns the number of layers with experts (True) and without (False) among the first
+        `layers`, by default all. A kind without layers is left out."""
         layers = layers or self.model.num_layers
         dense = num_dense(self.model, layers)
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
 
     def expert_split(self, split: Split) -> Split:
-        """The replicas, and the devices of each, over which experts and their width are divided."""
+        """Returns over how many replicas, and devices of each, experts and their width are
+        divided."""
         assert self.model.experts is not None
         devices = split.dp * split.tp // self.expert_width
         ways = self.expert_ways or math.gcd(devices, self.model.experts.num_experts)
@@ -53,8 +54,8 @@ class LayerTimes:
         return Split(ways // over_tp, over_tp)
 
     def experts_ms(self, tokens: float, split: Split) -> float:
-        """Milliseconds of one layer's experts on the device that reads most of them, for `tokens`
-        of each replica on average."""
+        """Returns the milliseconds of one layer's experts on the device that reads most of them,
+        for `tokens` of each replica on average."""
         model, experts, over = self.model, self.model.experts, self.expert_split(split)
         assert experts is not None
         ways, met = over.dp * over.tp // self.expert_width, max(1, tokens * over.dp)
@@ -66,7 +67,8 @@ class LayerTimes:
         return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Milliseconds of one layer's products on one device, for `tokens` of each replica."""
+        """Returns the milliseconds of a layer's products on one device, for `tokens` of each
+        replica."""
         model, gemm, tp = self.model, self.kernels.gemm, split.tp
         attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
         attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
@@ -85,7 +87,8 @@ class LayerTimes:
         )
 
     def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """Milliseconds of all layers' products and elementwise kernels on one device."""
+        """Returns the milliseconds of all layers' products and elementwise kernels on one
+        device."""
         total = 0.0
         for is_sparse, count in self.kinds(layers).items():
             ways = split.tp, self.kv_ways(split.tp)
@@ -101,9 +104,9 @@ class LayerTimes:
         return self.kernels.all_reduce(devices, numbers) + waiting_ms
 
     def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Milliseconds of one layer's collectives for `tokens` of each replica: a sum after
-        attention and one after the MLP. In a layer of experts the latter is a gather of rows and
-        routes and a scatter over the replicas, and a sum."""
+        """Returns the milliseconds of one layer's collectives for `tokens` of each replica: a sum
+        after attention and one after the MLP. In a layer of experts the latter is a gather of rows
+        and routes and a scatter over the replicas, and a sum."""
         of_attention = self._sum_ms(tokens * self.model.embed_dim, split.tp)
         if not is_sparse:
             return 2 * of_attention
@@ -119,8 +122,8 @@ class LayerTimes:
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """Seconds that links add to a step with `tokens` of each replica: in the first `layers`, by
-        default all, for the sum of embeddings and for the logits."""
+        """Returns the seconds that links add to a step with `tokens` of each replica: in the first
+        `layers`, by default all, for the sum of embeddings and for the logits."""
         chip, seconds = self.kernels.chip, 0.0
         for is_sparse, count in self.kinds(layers).items():
             sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)
@@ -137,7 +140,7 @@ class LayerTimes:
 
 @lru_cache(maxsize=4096)
 def most_active(here: int, ways: int, chosen: float) -> float:
-    """Expected number of experts that the device with most of them reads.
+    """Returns the expected number of experts that the device with most of them reads.
 
     Args:
       here: experts of a device.
