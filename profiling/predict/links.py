@@ -39,20 +39,22 @@ def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks
 
 
 def launch_s(sums: Sums) -> float:
-    """Seconds to launch a collective that is not part of a CUDA graph; 0 for other collectives."""
+    """Returns the seconds to launch a collective outside of a CUDA graph; 0 for other
+    collectives."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
-    """Seconds that `devices` wait for each other at a collective; 0 for TPUs."""
+    """Returns the seconds that `devices` devices wait for each other at a collective; 0 for
+    TPUs."""
     if chip.platform == "tpu":
         return 0.0
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
 
 
 def added(chip: Chip, sums: float, products: float) -> float:
-    """The time by which a layer takes longer than its products because of its collectives, in the
-    unit of `sums` and `products`.
+    """Returns the time that a layer's collectives add to that of its products: `sums` and
+    `products` are the times of both alone, in any unit.
 
     A TPU's program fetches the next weights from memory while devices sum: together the two take
     about the root of the sum of their squares. On a GPU one waits for the other.
@@ -76,12 +78,13 @@ class HostLinks:
         return self.chip.link.startswith("NVLink")
 
     def all_reduce_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
-        """Seconds of an all-reduce of `num_bytes` on each device. The devices are on `hosts`; 1
-        means on as few hosts as have room for them."""
+        """Returns the seconds of an all-reduce of `num_bytes` on each device. The devices are on
+        `hosts` hosts; 1 means on as few hosts as have room for them."""
         return self._passes_s(devices, num_bytes, 2, hosts)
 
     def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
-        """Seconds of an all-gather of `num_bytes` in total; `hosts` as in `all_reduce_s`."""
+        """Returns the seconds of an all-gather of `num_bytes` in total; `hosts` as in
+        `all_reduce_s`."""
         return self._passes_s(devices, num_bytes, 1, hosts)
 
     def _passes_s(self, devices: int, num_bytes: float, passes: int, hosts: int) -> float:
@@ -99,8 +102,8 @@ class HostLinks:
         return seconds
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second that one device sends, one way, to the others of its group of
-        `devices`."""
+        """Returns the bytes a second, one way, that each of `devices` devices sends to the
+        others."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
 
@@ -114,7 +117,7 @@ class HostLinks:
         return 1e-6 * min(one, two)
 
     def _nccl(self, devices: int, num_bytes: float, passes: int) -> float:
-        """Seconds of an all-gather (one pass) or an all-reduce (two)."""
+        """Returns the seconds of an all-gather (one pass) or an all-reduce (two)."""
         if not self._has_nvlink:
             return self._ring(devices, num_bytes, "pcie", passes)
         known, others = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]], devices - 1
@@ -153,7 +156,8 @@ class TorusLinks:
         return max(1, axes) * self._one_link
 
     def block(self, devices: int) -> tuple[int, ...]:
-        """The shape of `devices` on the torus: as near to a cube as the slice allows."""
+        """Returns the shape of `devices` devices on the torus: as near to a cube as the slice
+        allows."""
         extents = [1] * len(self.topology)
         for factor in prime_factors(devices):
             fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]
@@ -166,12 +170,13 @@ class TorusLinks:
         return self.chip.link_bytes_s / self.chip.links
 
     def _is_ring(self, axis: int, size: int) -> bool:
-        """Whether an axis is a ring: on v5p a multiple of 4, on v5e and v6e that of a whole pod."""
+        """Returns whether an axis is a ring: on v5p a multiple of 4, on v5e and v6e that of a whole
+        pod."""
         whole = size == self.topology[axis]
         return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
 
     def _pass_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of an all-gather; a reduce-scatter takes as long."""
+        """Returns the seconds of an all-gather; a reduce-scatter takes as long."""
         known = coefficients()["ici"]
         axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
         rings = [self._is_ring(axis, size) for axis, size in axes]

@@ -31,28 +31,27 @@ def passes(
 
 
 def expert_passes(model: ModelConfig, tokens: int) -> float:
-    """Bytes that a layer's experts move outside of products: to sort rows by expert and back, and
-    for the activation. In a decode step the kernel of the products does this itself."""
+    """Returns the bytes that a layer's experts move outside of products: to sort rows by expert and
+    back, and for the activation. In a decode step the kernel of the products does this itself."""
     assert model.experts is not None
     rows = tokens * model.experts.num_experts_per_tok
     return BYTES * rows * (4 * model.expert_embed_dim + 3 * model.experts.expert_dim)
 
 
 def heads_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
-    """Query and KV heads of one device."""
+    """Returns the numbers of query heads and of KV heads of one device."""
     return model.padded_num_heads // tp, model.num_kv_heads // kv_ways
 
 
 def widths_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
-    """Widths of the queries, and of the keys and values, of one device."""
+    """Returns the widths of the queries, and of the keys and values, of one device."""
     heads, kv_heads = heads_of(model, tp, kv_ways)
     return heads * model.head_dim, 2 * kv_heads * model.head_dim
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Bytes of the matrices that tensor parallelism divides; norms are too small to count.
-
-    Experts and routers are left out: a device has the same ones in every layout.
+    """Returns the bytes of the matrices that tensor parallelism divides; norms are too small to
+    count. Experts and routers are left out: a device has the same ones in every layout.
 
     Args:
       per_number: bytes of a number in layers; embedding and head have at least bfloat16's.
@@ -62,36 +61,37 @@ def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Number of stored weights of all matrices, the embedding's and the head's padding included."""
+    """Returns the number of stored weights of all matrices, with the padding of embedding and
+    head."""
     return stored_weights(model) + _end_weights(model)
 
 
 def _end_weights(model: ModelConfig) -> int:
-    """Number of weights of the embedding and the head."""
     is_shared = model.tie_embeddings and model.head == "vocab"
     outputs = 0 if is_shared else model.padded_head_outputs
     return (model.padded_vocab_size + outputs) * model.embed_dim
 
 
 def stored_weights(model: ModelConfig) -> int:
-    """Number of weights of the matrices of all layers."""
+    """Returns the number of weights of the matrices of all layers."""
     return _layers(model, model.experts.num_experts if model.experts else 0)
 
 
 def expert_weights(model: ModelConfig) -> int:
-    """Number of weights of all experts of all layers."""
+    """Returns the number of weights of all experts of all layers."""
     if model.experts is None:
         return 0
     return len(model.sparse_layers) * model.experts.num_experts * _expert_weights(model)
 
 
 def active_weights(model: ModelConfig) -> int:
-    """Number of weights of all layers that a token is multiplied with."""
+    """Returns the number of weights of all layers that a token is multiplied with."""
     return _layers(model, model.experts.num_experts_per_tok if model.experts else 0)
 
 
 def last_weights(model: ModelConfig) -> int:
-    """Number of active weights in the last matrices (down projections) of all MLPs and experts."""
+    """Returns the number of active weights in the last matrices (down projections) of MLPs and
+    experts."""
     units = num_dense(model) * model.mlp_dim
     if (experts := model.experts) is not None:
         per_token = experts.latent_dim or experts.num_experts_per_tok * experts.expert_dim
@@ -100,12 +100,11 @@ def last_weights(model: ModelConfig) -> int:
 
 
 def num_dense(model: ModelConfig, layers: int | None = None) -> int:
-    """Number of layers without experts among the first `layers`, by default all."""
+    """Returns the number of layers without experts among the first `layers`, by default all."""
     return sum(not model.is_sparse(i) for i in range(layers or model.num_layers))
 
 
 def _layers(model: ModelConfig, num_experts: int) -> int:
-    """Number of weights of all layers, with `num_experts` experts in each."""
     found = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
     if model.experts is not None:
         shared = model.experts.num_experts + 2 * model.experts.latent_dim  # the router's first
@@ -115,13 +114,11 @@ def _layers(model: ModelConfig, num_experts: int) -> int:
 
 
 def _expert_weights(model: ModelConfig) -> int:
-    """Number of weights of one expert of one layer."""
     assert model.experts is not None
     return 3 * model.experts.expert_dim * model.expert_embed_dim
 
 
 def _attention_weights(model: ModelConfig) -> int:
-    """Number of weights of one layer's attention."""
     queries, keys_and_values = widths_of(model, 1, 1)
     return (2 * queries + keys_and_values) * model.embed_dim
 

@@ -38,16 +38,17 @@ log = logging.getLogger(__name__)
 
 ALONE = Split(1, 1)
 SUMS: Sums = "nccl"  # what XLA's programs call
-Progress = Callable[[int, int], None]  # programs done, of how many
+Progress = Callable[[int, int], None]  # gets the number of programs done, and of all
 
 
 def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
-    """Every layout of the target that divides the model, lowest TP first."""
+    """Returns every layout of the target that divides the model, lowest TP first."""
     return layout_chain(factored_mesh(paper_devices(target)), model)[0]
 
 
 def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """A model that has one device's part of `model` in `layout`, with its part of the padding."""
+    """Returns a model that has one device's part of `model` in `layout`, with its part of the
+    padding."""
     tp = layout.split.tp
     return replace(
         model,
@@ -69,7 +70,7 @@ class ShardProfiler:
     config: RolloutConfig
     device: Device
     dtype: jnp.dtype
-    capacity: int  # sequences of the whole target
+    capacity: int  # most running sequences of the whole target
     seed: int = 0
     runs: int = 3
     known: LatencyModel | None = None  # earlier measurements of the same target
@@ -151,7 +152,8 @@ class ShardProfiler:
         return self.composer.latency_model(self.buckets)
 
     def _known(self, split: Split) -> LatencyModel | None:
-        """The known times of a layout, under the layout that its shard has on this device."""
+        """Returns the known times of a layout, under the layout that its shard has on this
+        device."""
         if self.known is None:
             return None
         tables = {
@@ -198,14 +200,14 @@ class ShardProfiler:
         )
 
     def _besides_s(self, split: Split, rows: int) -> float:
-        """Seconds of a step that the shard's own steps lack: sampling and collectives."""
+        """Returns the seconds of a step that the shard's own steps lack: sampling and
+        collectives."""
         vocab, tp = self.model.padded_vocab_size, split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, split)
 
 
 def _is_lacking(warmup: Warmup) -> bool:
-    """Whether a program that would be timed has no time yet."""
     buckets = warmup.specs.buckets
     decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
     prefill = {(ALONE, length) for length in buckets.lengths}

@@ -30,13 +30,14 @@ OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/note
 
 
 def precision_of(weight_bytes: float) -> str:
-    """The precision of weights, as `step_ranges.yaml` names it."""
+    """Returns the precision of weights, as `step_ranges.yaml` names it."""
     return "bfloat16" if weight_bytes >= BYTES else "eight bits"
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """The range of step times on a chip, for weights of `weight_bytes` each; None if fewer than
-    `FEWEST` steps were measured on this kind of chip, and on its platform with such weights."""
+    """Returns the range of step times on a chip, for weights of `weight_bytes` each; None if fewer
+    than `FEWEST` steps were measured on this kind of chip, and on its platform with such
+    weights."""
     if source == "profile":
         return OF_PROFILE
     platform = shipped(RANGES.name).get(chip.platform, {})

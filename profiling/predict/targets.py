@@ -47,7 +47,7 @@ class Target:
 
     @classmethod
     def of(cls, devices: "Sequence[Device]") -> "Target | None":
-        """Returns the target that names these devices; None if their chip is unknown, or if they
+        """Returns the target that names these devices, or None if their chip is unknown, or if they
         are neither as many on every host nor a whole TPU slice."""
         from pat_jax.layout.mesh import hosts_of  # JAX, which options are read before
 
@@ -69,8 +69,8 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """The target that `text` names, such as h100:8x4, h100:8x4@400 or v5e:2x4. Raises UserError
-        if no such chip is known, or if it does not come in that number or shape."""
+        """Returns the target that `text` names, such as h100:8x4, h100:8x4@400 or v5e:2x4. Raises
+        UserError if no such chip is known, or if it does not come in that number or shape."""
         devices, has_network, network = (plain := text.strip().lower()).partition("@")
         name, _, shape = devices.partition(":")
         known = chips()
@@ -95,7 +95,7 @@ class PaperDevice:
 
 
 def paper_devices(target: Target) -> "list[Device]":
-    """Stand-ins for the devices of `target`, on as many hosts."""
+    """Returns stand-ins for the devices of `target`, on as many hosts."""
     every = range(target.num_devices)
     return [cast("Device", PaperDevice(i, i // target.devices_per_host)) for i in every]
 

@@ -38,7 +38,7 @@ class Seconds:
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0  # what is not a product: norms, logits, casts, the optimizer
-    links: float = 0.0  # that collectives add to the times above
+    links: float = 0.0  # what collectives add to the times above
     host: float = 0.0  # to copy moments or models from the host's memory and back
 
     @property
@@ -60,7 +60,7 @@ class UpdateTimes:
         self.composer, self.links = composer, links_of(target, "nccl")
 
     def seconds(self, work: Work, tokens: int = 1) -> Seconds:
-        """Seconds of `work`, whose products are over `tokens` tokens of a device."""
+        """Returns the seconds of `work`, whose products are over `tokens` tokens of a device."""
         kernels = self.composer.kernels
         products = work.flops / self.rate(tokens) if work.flops else 0.0
         attention = max(
@@ -75,7 +75,7 @@ class UpdateTimes:
         return Seconds(products, attention, memory, links, host)
 
     def rate(self, tokens: int) -> float:
-        """Floating-point operations per second of the layers' products over `tokens` tokens."""
+        """Returns the operations per second of the layers' products over `tokens` tokens."""
         flops = 2 * tokens * active_weights(self.composer.model)
         spent_ms = sum(
             count * self.composer.products_ms(tokens, ONE, is_sparse=is_sparse)
@@ -84,7 +84,8 @@ class UpdateTimes:
         return 1e3 * flops / spent_ms
 
     def sent_s(self, one: Collective) -> float:
-        """Seconds of one collective. A reduce-scatter takes as long as a gather of its input."""
+        """Returns the seconds of a collective. A reduce-scatter takes as long as a gather of its
+        input."""
         if one.group == 1:
             return 0.0
         match one.kind:

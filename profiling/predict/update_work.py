@@ -56,22 +56,22 @@ class Collective(NamedTuple):
     num_bytes: float  # of the result, on one device
     group: int  # number of devices that take part
     count: int = 1  # how often it occurs in one run of the program
-    hosts: int = 1  # over which these devices are spread
+    hosts: int = 1  # number of hosts over which these devices are spread
 
 
 @dataclass(frozen=True)
 class Work:
     """The work of one device in one run of a program."""
 
-    flops: float = 0.0  # of matrix products, without attention
-    num_bytes: float = 0.0  # read and written outside of products
+    flops: float = 0.0  # operations of matrix products, without attention
+    num_bytes: float = 0.0  # bytes read and written outside of products
     sent: tuple[Collective, ...] = ()
     attention_flops: float = 0.0
     attention_bytes: float = 0.0
-    host_bytes: float = 0.0  # to and from the host's memory
+    host_bytes: float = 0.0  # bytes copied to and from the host's memory
 
     def times(self, count: int) -> Self:
-        """The work of a program that does this `count` times."""
+        """Returns the work of a program that does this `count` times."""
         names = (field.name for field in fields(self) if field.name != "sent")
         sent = tuple(one._replace(count=count * one.count) for one in self.sent)
         return replace(self, sent=sent, **{name: count * getattr(self, name) for name in names})
@@ -81,7 +81,7 @@ class Rows(NamedTuple):
     """The part of a micro-batch that one device has."""
 
     tokens: int  # padding included
-    pairs: float  # of a query and a key that it attends to
+    pairs: float  # number of pairs of a query and a key that it attends to
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class UpdateWork:
 
     model: ModelConfig
     dp: int
-    fsdp: int  # devices among `dp` that parameters are split over
+    fsdp: int  # number of the `dp` devices that parameters are split over
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
     adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
     itemsize: int = BYTES  # bytes of one number in the forward pass
@@ -99,11 +99,11 @@ class UpdateWork:
     logit_tokens: int = 0
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
-    ep: int = 1  # devices over which experts are divided
-    hosts: int = 1  # over which devices with the same part of the parameters are spread
+    ep: int = 1  # number of devices over which experts are divided
+    hosts: int = 1  # number of hosts over which devices with the same parameters are spread
 
     def scores(self, rows: Rows) -> Work:
-        """The work of a forward pass that computes log-probabilities."""
+        """Returns the work of a forward pass that computes log-probabilities."""
         forward, head, logits = self._forward(rows.tokens)
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
@@ -113,7 +113,7 @@ class UpdateWork:
         )
 
     def gradients(self, rows: Rows) -> Work:
-        """The work of a forward and a backward pass, and of summing the gradients."""
+        """Returns the work of a forward and a backward pass, and of summing the gradients."""
         forward, head, logits = self._forward(rows.tokens)
         adapters = self.adapter_weights
         multiplied, attended, seen = (
@@ -142,7 +142,8 @@ class UpdateWork:
         )
 
     def _forward(self, tokens: int) -> tuple[Work, float, float]:
-        """The work of all layers, operations of the head, and bytes of the logits."""
+        """Returns the work of all layers, the operations of the head, and the bytes of the
+        logits."""
         model = self.model
         num_bytes = num_dense(model) * sum(passes(model, tokens, 1, 1))
         if sparse := len(model.sparse_layers):
@@ -161,11 +162,13 @@ class UpdateWork:
         return float(chunks * each * self._head)
 
     def _last_products(self, tokens: int) -> float:
-        """Operations of the last products of MLPs and experts, whose results no gradient needs."""
+        """Returns the operations of MLPs' and experts' last products, whose results no gradient
+        needs."""
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
-        """Operations and bytes of attention. Each pass moves queries, results, keys and values."""
+        """Returns operations and bytes of attention. A pass moves queries, results, keys and
+        values."""
         model = self.model
         width = model.num_layers * model.head_dim
         read = 2 * rows.tokens * width * (model.padded_num_heads + model.num_kv_heads)
@@ -173,15 +176,16 @@ class UpdateWork:
         return operations, float(passes * read * self.itemsize)
 
     def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:
-        """All-gathers of weights: of the layers `count` times, of the head once. The embedding is
-        not gathered: devices exchange the rows that they look up."""
+        """Yields the all-gathers of weights: of the layers `count` times, of the head once. The
+        embedding is not gathered: devices exchange the rows that they look up."""
         if self.fsdp > 1:
             yield Collective("all-gather", self._layer_bytes(rows), self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
             yield self._lookup(rows)
 
     def _exchanges(self, rows: Rows, times: int) -> Iterator[Collective]:
-        """Exchanges of tokens with the devices of their experts, one for each expert of a token."""
+        """Yields the exchanges of tokens with the devices of their experts, one for each expert of
+        a token."""
         if self.model.experts is not None and rows.tokens <= self.exchanged_tokens:
             numbers = (
                 rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
@@ -191,9 +195,9 @@ class UpdateWork:
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
-        """Sums of gradients: a layer's end on the devices with its weights, the head's on all. FSDP
-        groups sum theirs once an update (`training/group_gradients.py`), unless the model has
-        experts."""
+        """Yields the sums of gradients: a layer's end on the devices with its weights, the head's
+        on all. FSDP groups sum theirs once an update (`training/group_gradients.py`), unless the
+        model has experts."""
         summed = self.dp if self.model.experts else self.fsdp
         if self.adapter_weights is not None:
             yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), summed)
@@ -208,7 +212,8 @@ class UpdateWork:
             yield Collective("all-reduce", float(FLOAT32 * self._head), summed)
 
     def _layer_bytes(self, rows: Rows) -> float:
-        """Bytes of the gathered weights of all layers, in the type that products use."""
+        """Returns the bytes of the gathered weights of all layers, in the type that products
+        use."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
             # A device needs only its own experts; with more devices, others have parts of them.
@@ -228,7 +233,7 @@ def apply_work(
     offloaded: int = 0,
     sent: tuple[Collective, ...] = (),
 ) -> Work:
-    """The work of one optimizer step, which sets the gradients to zero at its end.
+    """Returns the work of one optimizer step, which sets the gradients to zero at its end.
 
     Gradients are read for their norm and for the step. Parameters and the optimizer's state are
     read and written.
@@ -243,7 +248,8 @@ def apply_work(
 
 
 def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
-    """The work of a transfer: parameters are rounded, gathered, and cut to the rollout's shards.
+    """Returns the work of a transfer: parameters are rounded, gathered, and cut to the rollout's
+    shards.
 
     Args:
       params: bytes of the parameters on one device in training.
@@ -255,5 +261,5 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
 
 
 def checksum_work(params: int, kept: int) -> Work:
-    """The work of the checksums of a transfer; the arguments are those of `transfer_work`."""
+    """Returns the work of a transfer's checksums; the arguments are those of `transfer_work`."""
     return Work(num_bytes=float(params + kept))

@@ -34,7 +34,7 @@ class System:
     decode_s: tuple[float, ...]
     switch_s: tuple[float, ...]  # moves between replicas of a layout included
     num_preempted: tuple[int, ...]
-    tokens_per_step: tuple[float, ...]  # that a running sequence generates: 1 without drafts
+    tokens_per_step: tuple[float, ...]  # tokens of a running sequence in a step: 1 without drafts
 
     @property
     def mean_s(self) -> float:
@@ -62,7 +62,8 @@ class Comparison:
         return min(self.static, key=lambda system: system.mean_s)
 
     def gain(self, system: System) -> float:
-        """Share of `system`'s time that adapting saves; negative if adapting is slower."""
+        """Returns the share of `system`'s time that adapting saves; negative if adapting is
+        slower."""
         return 1 - self.adaptive.mean_s / system.mean_s
 
     @property
@@ -92,10 +93,10 @@ class Series:
 
     draw: Draw  # of the first rollout
     rollouts: int = 1
-    growth: float = 0.0  # of the logarithm of lengths from one rollout to the next
+    growth: float = 0.0  # increase of the logarithm of lengths from one rollout to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
-        """The workload of rollout `number`; -1 is the one before, known to the planner."""
+        """Returns the workload of rollout `number`; -1 is the one before, known to the planner."""
         return lengths.draw(self.draw.later(number, self.growth))
 
 
@@ -139,7 +140,7 @@ def _first_planner(machine: Machine, lengths: ResponseLengths, series: Series) -
 
 
 def _with_drafts(planner: CostModelPlanner, machine: Machine) -> CostModelPlanner:
-    """A planner that uses the machine's drafts, and knows no acceptance yet."""
+    """Returns a planner that uses the machine's drafts, and knows no acceptance yet."""
     believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
     return replace(planner, acceptance=believed, drafts=machine.drafts.limits)
 
@@ -155,7 +156,7 @@ def _learning(
 
 
 def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
-    """`lengths` after the responses of `workload`, whose prompts do not occur again."""
+    """Returns `lengths` after the responses of `workload`, whose prompts do not occur again."""
     responses = workload.responses
     return lengths.updated(responses, responses >= workload.cap, workload.prompt_id)
 
@@ -163,7 +164,7 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
 ) -> list[RolloutReport]:
-    """Replays in one layout, as in training: with even replicas if such moves were measured."""
+    """Replays all rollouts in one layout; replicas are kept even if such moves were measured."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)

@@ -55,19 +55,20 @@ class DraftSource:
 
     name: str
     acceptance: Acceptance
-    origin: str = BUILT_IN_ORIGIN  # of the acceptance, as text to print
+    origin: str = BUILT_IN_ORIGIN  # where the acceptance is from, as text to print
 
     @classmethod
     def built_in(cls, drafts: Drafts, samples: int) -> "DraftSource":
-        """The source of copied drafts: siblings too, if `drafts` copies from other texts and
-        prompts have several samples."""
+        """Returns the source of copied drafts: siblings too, if `drafts` copies from other texts
+        and prompts have several samples."""
         if drafts.texts and samples > 1:
             return cls(SIBLINGS, Acceptance.unseen())
         return cls(OWN, _own_text())
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSource":
-        """A `--speculation.source` whose tokens are right with probability `accepted` each."""
+        """Returns a `--speculation.source` whose tokens are right with probability `accepted`
+        each."""
         origin = (
             f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"
@@ -75,12 +76,12 @@ class DraftSource:
         return cls(source, generated(accepted), origin)
 
     def alone(self, draft: int) -> float:
-        """Mean tokens that a sequence generates in a step if it runs alone, with drafts of `draft`
+        """Returns the mean tokens of a step of a sequence that runs alone, with drafts of `draft`
         tokens."""
         return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
 
     def words(self, draft: int) -> tuple[str, ...]:
-        """The assumptions in sentences, for drafts of at most `draft` tokens."""
+        """Returns the assumptions in sentences, for drafts of at most `draft` tokens."""
         yours = (
             " Your texts may repeat more or less: rollout/tokens_per_row_step of a run has yours."
         )
@@ -93,15 +94,15 @@ class DraftSource:
 
 
 def generated(accepted: float) -> Acceptance:
-    """Acceptance of a model's drafts: each token is right with probability `accepted` if those
-    before it are."""
+    """Returns the acceptance of a model's drafts: each token is right with probability `accepted`
+    if those before it are."""
     begun, proposed = np.eye(KINDS)[GENERATED], np.full((2, KINDS, MAX_RUN), SURE)
     branch_counts = np.array(PRIOR_BRANCH_COUNTS)
     return Acceptance(begun, proposed, accepted * proposed, branch_counts, is_generated=True)
 
 
 def _own_text() -> Acceptance:
-    """The acceptance of drafts from own text, by the tables above without the prior."""
+    """Returns the acceptance of drafts from own text, by the tables above without the prior."""
     nothing = [0.0] * len(OWN_ACCEPTED[0])
     of_places = np.array([[nothing, *OWN_ACCEPTED], [nothing, *OWN_BRANCHES]])
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")

@@ -58,7 +58,7 @@ class DraftedRows:
         self._are_alike = accepts is None
         place = {one: i for i, one in enumerate(self._kinds)}
         self._kinds_of = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
-        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, by sequence
+        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # fraction of a token, by sequence
         # The tokens of steps for each acceptance, by the last predictions: bursts with equal
         # predictions share them.
         self._believed: np.ndarray | None = None
@@ -69,8 +69,7 @@ class DraftedRows:
         self._has_begun = np.zeros(len(self.table), bool)
 
     def note_begun(self) -> None:
-        """Counts the siblings that had ended when sequences begin. To be called before each
-        burst."""
+        """Counts the siblings that had ended when sequences begin. Call it before each burst."""
         table = self.table
         begins = table.running[~self._has_begun[table.running]]
         self._has_begun[begins] = True
@@ -79,7 +78,7 @@ class DraftedRows:
             self._times[begins] = 1 + WORTH * np.log2(1 + whole)
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
-        """Runs a burst.
+        """Simulates a burst, and returns its result.
 
         Args:
           left: int[running], tokens that each sequence will still generate.
@@ -133,14 +132,15 @@ class DraftedRows:
         return new, took
 
     def _counted(self, generated: np.ndarray) -> DraftResult:
-        """The counts of a burst in which rows generated `generated` tokens, int[running]."""
+        """Returns the counts of a burst in which rows generated `generated` tokens,
+        int[running]."""
         of_kind = np.bincount(self._kind, generated, len(self._verified))
         parts = zip(self._steps_of, of_kind, self._verified, strict=True)
         each = [steps.counted(tokens, verified) for steps, tokens, verified in parts]
         return self._whole([np.sum(x, axis=0) for x in zip(*each, strict=True)])
 
     def _expected(self, burst: Burst, kind: int) -> "_Copied | _Generated":
-        """The steps of rows whose acceptance is `_kinds[kind]`."""
+        """Returns the steps of rows whose acceptance is `_kinds[kind]`."""
         acceptance = self._kinds[kind]
         assert acceptance is not None and burst.accept_prob is not None, "a burst with drafts"
         _, rows, _, num_draft_tokens = burst.shape
@@ -157,7 +157,8 @@ class DraftedRows:
     def _lacking(
         self, generated: np.ndarray, pages: np.ndarray, is_running: np.ndarray, ahead: int
     ) -> np.ndarray:
-        """Pages that each row lacks for its next `ahead` tokens: see `page_append.lacking`."""
+        """Returns the pages that each row lacks for its next `ahead` tokens: see
+        `page_append.lacking`."""
         table, tables = self.table, self.tables
         running = table.running
         tokens = np.minimum(table.length[running] - 1 + generated + ahead, table.end[running] - 1)
@@ -167,7 +168,8 @@ class DraftedRows:
     def _generate(
         self, running: np.ndarray, rate: np.ndarray, left: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that each row generates in at most `steps`, and the steps that it takes."""
+        """Returns the tokens that each row generates in at most `steps`, and the steps that it
+        takes."""
         over = self._over[running]
         owed = over + steps * rate
         whole = np.floor(owed + EPS).astype(np.int64)
@@ -178,7 +180,7 @@ class DraftedRows:
         return np.minimum(whole, left), np.where(left > 0, took, 0)
 
     def _whole(self, counts: list[np.ndarray]) -> DraftResult:
-        """The whole counts after this burst; fractions are kept for the next one."""
+        """Returns the whole counts after this burst; fractions are kept for the next one."""
         before = self._uncounted or [0 * x for x in counts]
         owed = [a + b for a, b in zip(before, counts, strict=True)]
         whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
@@ -199,17 +201,14 @@ class _Copied:
         return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
 
     def drafted(self, running: np.ndarray) -> np.ndarray:
-        """Draft tokens verified per row."""
+        """Returns the draft tokens verified per row."""
         rows = np.maximum(running, 1)
         return np.asarray(self.ways.drafted(self.room / rows - 1, rows))
 
     def counted(self, generated: float, drafted: float) -> list[np.ndarray]:
-        """The counts of steps that generate and verify so many tokens, as in `NONE_DRAFTED`; those
-        by source stay zero.
-
-        No matter how much of a run each step verifies, the run generates all of its right tokens
-        and one more, and all of them are counted.
-        """
+        """Returns the counts of steps that generate and verify so many tokens, as in
+        `NONE_DRAFTED`; those by source stay zero. No matter how much of a run each step verifies,
+        the run generates all of its right tokens and one more, and all of them are counted."""
         share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
         branch_counts = self.acceptance.branch_counts
         begun = share * generated / (1.0 + share @ accept_prob[DRAFTS, :, 1:].sum(axis=1))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-CORRELATION = 0.3  # of the lengths of two samples of a prompt, by default
+CORRELATION = 0.3  # default correlation of the lengths of two samples of a prompt
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,12 @@ class Draw:
     samples_per_prompt: int = 8
     correlation: float = CORRELATION  # of the normal scores of two samples of a prompt, ρ
     scale: float = 1.0  # lengths are this many times what the distribution says, before the cut
-    prompt_tokens: int = 256  # of every prompt, if the distribution has no prompts
+    prompt_tokens: int = 256  # length of every prompt, if the distribution has no prompts
     seed: int = 0
 
     def later(self, number: int, growth: float) -> "Draw":
-        """The draw of rollout `number` of a series whose log lengths grow by `growth` in each."""
+        """Returns the draw of rollout `number` of a series whose log lengths grow by `growth` in
+        each."""
         return replace(
             self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
         )

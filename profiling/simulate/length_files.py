@@ -102,7 +102,7 @@ def _of_csv(path: Path, text: str) -> Elements:
 
 
 def _is_name(text: str) -> bool:
-    """Whether `text` is the header of a column: a word, not a number gone wrong."""
+    """Returns whether `text` is the header of a column: a word, not a number gone wrong."""
     return text.isidentifier() and text.lower() not in ("nan", "inf", "infinity")
 
 
@@ -131,7 +131,8 @@ def _parsed(path: Path, text: str, line: int | None = None) -> object:
 
 
 def _row(where: str, element: Any) -> tuple[int, float, int]:
-    """Tokens of the response, number of such responses, and tokens of the prompt, -1 if unknown."""
+    """Returns the response's tokens, the number of such responses, and the prompt's tokens or
+    -1."""
     if not isinstance(element, Mapping):
         return _whole(where, "response", element), 1.0, -1
     usage = element.get(USAGE)
@@ -153,7 +154,6 @@ def _row(where: str, element: Any) -> tuple[int, float, int]:
 
 
 def _number(value: Any) -> float:
-    """`value` as a number; NaN if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:

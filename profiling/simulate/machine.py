@@ -39,7 +39,7 @@ class Workload:
         return len(self.responses)
 
     def load(self, capacity: int) -> Load:
-        """The load before the first token; at most `capacity` sequences have rows."""
+        """Returns the load before the first token; at most `capacity` sequences have rows."""
         running = min(self.size, capacity)
         zeros, left = np.zeros(running, int), np.full(running, self.cap)
         prompt = None if self.prompt_id is None else self.prompt_id[:running]
@@ -62,8 +62,8 @@ class Machine:
     has_pools: bool = False
     # Seconds of the host in a decode step, per running sequence of all replicas; not in `truth`.
     host_s_per_sequence: float = 0.0
-    drafts: Drafts = NO_DRAFTS  # that have compiled programs
-    acceptance: Acceptance | None = None  # the true one of drafts; None: there are no drafts
+    drafts: Drafts = NO_DRAFTS  # drafts that have compiled programs
+    acceptance: Acceptance | None = None  # true acceptance of drafts; None: there are no drafts
 
     def __post_init__(self):
         if self.drafts.num_draft_tokens and self.acceptance is None:
@@ -83,7 +83,7 @@ class Machine:
         capacity: int,
         **rest: Any,
     ) -> "Machine":
-        """The machine whose buckets, bursts and tests are those of `config`, with rows for
+        """Returns the machine whose buckets, bursts and tests are those of `config`, with rows for
         `capacity` sequences; `rest` sets other fields."""
         buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
@@ -91,7 +91,7 @@ class Machine:
         return cls(truth, tuple(splits), buckets, *steps, **rest)
 
     def has_room(self, split: Split) -> bool:
-        """Whether the weights and the pool of a layout fit."""
+        """Returns whether the weights and the pool of a layout fit into memory."""
         if self.memory is None:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
@@ -100,8 +100,7 @@ class Machine:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))
 
     def shapes(self, longest: int) -> Shapes:
-        """The shapes of the programs for a rollout whose longest sequence has `longest`
-        tokens."""
+        """Returns the program shapes for a rollout whose longest sequence has `longest` tokens."""
         size, rows = self.truth.page_size, self.buckets.rows
         pages: Mapping[Split, int] = {
             split: rows[split][-1] * num_pages_for(longest, size) + 1 for split in self.splits
@@ -114,5 +113,5 @@ class Machine:
 
     @property
     def capacity(self) -> int:
-        """Sequences that have rows at once; others wait until one of them ends."""
+        """Number of sequences that have rows at once; others wait until one of them ends."""
         return min(split.dp * self.buckets.rows[split][-1] for split in self.splits)

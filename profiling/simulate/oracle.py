@@ -48,11 +48,11 @@ class Oracle:
 @dataclass(frozen=True)
 class _State:
     split: Split
-    dealt: Split | None  # of a risen state, the first layout; None: an even state
+    dealt: Split | None  # the first layout of a risen state; None: an even state
 
 
 def oracle(workload: Workload, machine: Machine) -> Oracle:
-    """Finds the cheapest path; switches are allowed at every test of the stop condition."""
+    """Returns the cheapest path. Switches are allowed at every test of the stop condition."""
     world = _World(workload, machine)
     splits = [split for split in machine.splits if machine.has_room(split)]
     states = [
@@ -99,7 +99,7 @@ def _follow(
 
 
 class _World:
-    """The costs of one rollout at each moment: decode steps at which the stop condition is
+    """The costs of one rollout at each moment: a decode step at which the stop condition is
     tested."""
 
     def __init__(self, workload: Workload, machine: Machine):
@@ -123,15 +123,16 @@ class _World:
         return self.num_rows < self.workload.size
 
     def _dealt(self, split: Split) -> np.ndarray:
-        """The replica of each row at the start, int[rows], as the cache manager places sequences.
-
-        With a queue, sequences may begin in another order: row i may not be sequence i's."""
+        """Returns the replica of each row at the start, int[rows], as the cache manager places
+        sequences. With a queue, sequences may begin in another order: row i may not be sequence
+        i's."""
         scheduler = waiting(self.workload, replace(self.machine, has_pools=False), split)
         scheduler.admit()
         return scheduler.table.replica(scheduler.table.running)
 
     def _of_running(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
-        """Maximum, minimum or sum of `value`, int[sequences], over those running at each moment."""
+        """Returns the maximum, minimum or sum of `value`, int[sequences], over those running at
+        each moment."""
         least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
         parts = []
@@ -147,13 +148,14 @@ class _World:
         return np.max([self._running(replica == g) for g in range(state.split.dp)], axis=0)
 
     def _replica(self, state: _State) -> np.ndarray:
-        """The replica of each sequence, int[sequences]; all 0 in an even state."""
+        """Returns the replica of each sequence, int[sequences]; all 0 in an even state."""
         if state.dealt is None:
             return np.zeros(self.workload.size, int)
         return self.dealt[state.dealt][self.row] % state.split.dp
 
     def _held(self, state: _State) -> np.ndarray:
-        """Mean tokens in the KV cache of the replica with most, until the next moment."""
+        """Returns the mean tokens in the KV cache of the replica with most, until the next
+        moment."""
         if self.has_queue:
             return self.running * self.mean_context / state.split.dp
         prompts, responses = self.workload.prompts, self.workload.responses
@@ -162,7 +164,7 @@ class _World:
         return most / (state.split.dp if state.dealt is None else 1)
 
     def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
-        """Seconds until the next moment, if all sequences have rows and pages."""
+        """Returns the seconds until the next moment, if all sequences have rows and pages."""
         split, held = state.split, self._held(state)
         buckets = np.array(self.machine.buckets.rows[split])
         rows = buckets[np.searchsorted(buckets, fullest)]
@@ -181,8 +183,8 @@ class _World:
         return self.machine.check_every * token
 
     def _tokens(self, split: Split, rows: np.ndarray, num_draft_tokens: int) -> np.ndarray:
-        """Mean tokens of a row in a step, float[moments]; 0 if no program has the number of draft
-        tokens."""
+        """Returns the mean tokens of a row in a step, float[moments]; 0 if no program has the
+        number of draft tokens."""
         drafts, acceptance = self.machine.drafts, self.machine.acceptance
         if acceptance is None:
             return np.zeros(len(rows))
@@ -208,7 +210,7 @@ class _World:
             yield reshard + self._mixed(a, b)
 
     def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
-        """The least seconds of a move between the replicas of a layout.
+        """Returns the least seconds of a move between the replicas of a layout.
 
         A move leads to a smaller row bucket, or to replicas as even as possible. The surplus
         sequences of the fullest replica are priced as short as the shortest, one after another.
@@ -220,7 +222,7 @@ class _World:
         return np.where(fewer < fullest, rounds * self.truth.shift_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
-        """The least seconds to recompute some sequences and migrate the others.
+        """Returns the least seconds to recompute some sequences and migrate the others.
 
         Every sequence is priced as short as the shortest: by its share of the calls of a full
         prefill, or of the rounds between even replicas. There is at least one call.
@@ -234,8 +236,9 @@ class _World:
         return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
-        """Seconds to prefill each prompt once per replica with samples of it. With a queue, prompts
-        are spread evenly over the replicas, and share calls no matter when they begin."""
+        """Returns the seconds to prefill each prompt once per replica with samples of it. With a
+        queue, prompts are spread evenly over the replicas, and share calls no matter when they
+        begin."""
         tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
         replica = self._replica(_State(split, split))
         if prompt_id is not None:
@@ -248,7 +251,8 @@ class _World:
         return self.truth.packed(split, replica, tokens)
 
     def _running(self, which: np.ndarray) -> np.ndarray:
-        """How many sequences of `which`, bool[sequences], run at each moment, int[moments]."""
+        """Returns how many sequences of `which`, bool[sequences], run at each moment,
+        int[moments]."""
         begun, ended = (
             np.searchsorted(np.sort(steps[which]), self.moments, side="right")
             for steps in (self.begin, self.end)
@@ -256,14 +260,15 @@ class _World:
         return begun - ended
 
     def _lengths(self) -> np.ndarray:
-        """The length bucket that holds the longest context until the next moment, int[moments]."""
+        """Returns the length bucket of the longest context until the next moment, int[moments]."""
         steps = np.array(self.machine.buckets.lengths)
         last_end = self._of_running(np.maximum, self.workload.prompts) + self.workload.cap
         needed = np.minimum(last_end - 1, self.context + self.machine.check_every)
         return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
-        """Seconds to recompute all cached tokens, as full rows of the longest context."""
+        """Returns the seconds to recompute all cached tokens, as full rows of the longest
+        context."""
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
         pairs = zip(rows.tolist(), longest.tolist(), strict=True)
@@ -271,7 +276,7 @@ class _World:
 
 
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The decode step at which each sequence begins, and the row that it gets; int[sequences] each.
+    """Returns the decode step at which each sequence begins, and its row; int[sequences] each.
 
     Sequences begin in their order, each as soon as a row is free. No burst has to end for that, so
     no real path lets one begin earlier.

@@ -53,7 +53,7 @@ class _AsTaken(Planner):
 
     first: Split
     path: tuple[tuple[Split, Move], ...]
-    moves: tuple[Move, ...]  # between the replicas of a layout
+    moves: tuple[Move, ...]  # moves between the replicas of a layout
     slack: int  # steps by which a replayed burst may end earlier than the real one
 
     def start(self, load: Load) -> Split:
@@ -86,7 +86,7 @@ class _AsTaken(Planner):
         return sum(load.running <= x.running and x.step <= step for _, x in self.path)
 
     def _moves(self, done: int) -> list[Move]:
-        """Moves after the first `done` switches and before the next one."""
+        """Returns the moves after the first `done` switches and before the next one."""
         steps = [0, *(switch.step for _, switch in self.path), math.inf]
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]
 

@@ -81,7 +81,8 @@ class ResponseLengths:
         return total / total[-1]
 
     def quantile(self, probability: np.ndarray) -> np.ndarray:
-        """The shortest length in tokens that a share `probability` of responses do not exceed."""
+        """Returns the shortest length in tokens that a share `probability` of responses do not
+        exceed."""
         return self.tokens[self._index(probability)]
 
     def _index(self, probability: np.ndarray) -> np.ndarray:
@@ -89,13 +90,13 @@ class ResponseLengths:
         return np.minimum(np.searchsorted(self._cumulative, probability), last)
 
     def share_beyond(self, tokens: float) -> float:
-        """P(a response is longer than `tokens`)."""
+        """Returns P(a response is longer than `tokens`)."""
         return float(self.counts[self.tokens > tokens].sum() / self.counts.sum())
 
     @property
     def cut_at(self) -> int | None:
-        """The longest length, if so many responses have it that a cap seems to have cut them;
-        else None."""
+        """The longest length, if so many responses have it that a cap seems to have cut them, or
+        None."""
         longest = int(self.tokens[-1])
         pile = self.counts[self.tokens == longest].sum()
         near = self.counts[(self.tokens >= NEAR * longest) & (self.tokens < longest)].sum()
@@ -103,15 +104,15 @@ class ResponseLengths:
         return longest if is_cut else None
 
     def share_of(self, tokens: int) -> float:
-        """P(a response has exactly `tokens`)."""
+        """Returns P(a response has exactly `tokens`)."""
         return float(self.counts[self.tokens == tokens].sum() / self.counts.sum())
 
     def mean(self, cap: int, scale: float = 1.0) -> float:
-        """Mean tokens of responses that are `scale` times as long and cut at `cap`."""
+        """Returns the mean tokens of responses that are `scale` times as long and cut at `cap`."""
         return float(np.average(np.minimum(scale * self.tokens, cap), weights=self.counts))
 
     def draw(self, draw: Draw) -> Workload:
-        """Draws one rollout: the same for an equal `draw`, with other prompts for another seed.
+        """Returns one rollout: the same for an equal `draw`, with other prompts for another seed.
 
         Samples of a prompt have correlated lengths: their normal scores are √ρ·θ + √(1 - ρ)·ε, with
         one θ per prompt. A single length has this distribution for any ρ (a Gaussian copula).

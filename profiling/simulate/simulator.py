@@ -34,7 +34,7 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutReport:
-    """Runs one rollout to its end under `planner`; returns its report."""
+    """Runs one rollout to its end under `planner`, and returns its report."""
     split = planner.start(workload.load(machine.capacity))
     scheduler = waiting(workload, machine, split)
     tables = scheduler.cache_manager.tables
@@ -90,7 +90,7 @@ class SimulatedExecutor(Executor):
         return self._room(spans)
 
     def _room(self, spans: Spans) -> int:
-        """The tokens for which the pages of `spans` have room."""
+        """Returns the tokens for which the pages of `spans` have room."""
         size = self.tables.page_size
         return int((-(-(spans.stop - spans.start) // size)).sum()) * size
 
@@ -128,7 +128,7 @@ class SimulatedExecutor(Executor):
     def _step_s(
         self, burst: Burst, generated: np.ndarray, running_steps: np.ndarray, steps: int
     ) -> float:
-        """Seconds of a step of the burst, on average over its steps."""
+        """Returns the seconds of a step of the burst, on average over its steps."""
         machine, table, running = self.machine, self.table, self.table.running
         split, rows, length, num_draft_tokens = burst.shape
         every = machine.pace(num_draft_tokens).check_every
@@ -143,8 +143,8 @@ class SimulatedExecutor(Executor):
     def _plain_steps(
         self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray
     ) -> tuple[int, np.ndarray]:
-        """Steps of a burst without drafts, which ends when the reserve of pages is empty; and the
-        pages that each row draws, int[running]."""
+        """Returns the steps of a burst without drafts, which ends when the reserve of pages is
+        empty; and the pages that each row draws, int[running]."""
         table, every = self.table, self.machine.check_every
         running, replicas = table.running, table.num_replicas
         replica, whole = table.replica(running), -(-left // every) * every
@@ -169,8 +169,8 @@ class SimulatedExecutor(Executor):
         return steps
 
     def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
-        """Pages that each row draws from the reserve, int32[rows, most of a row], in the order in
-        which devices draw them."""
+        """Returns the pages that each row draws from the reserve, int32[rows, most of a row], in
+        the order in which devices draw them."""
         table, ring = self.table, np.asarray(burst.reserved.pages)
         rows = table.num_replicas * table.rows_per_replica
         counts = np.zeros(rows, np.int64)
@@ -194,7 +194,7 @@ class SimulatedExecutor(Executor):
         return Arrival()
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Prices all sequences as the planner does, those that migrate included."""
+        """Advances the clock by the seconds to carry all sequences, those that migrate included."""
         load, splits = relocation.load, (relocation.source, relocation.target)
         if splits[0] == splits[1]:
             return 0  # all came along
