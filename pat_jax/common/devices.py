@@ -89,11 +89,9 @@ def _set_up(num_cpu: int) -> None:
 
 
 def platforms_here() -> str | None:
-    """Returns the platforms that JAX should look for, or None for all that are installed.
-
-    The extra `plan` installs compilers for accelerators that are not here. JAX would start each of
-    them, which has taken minutes.
-    """
+    """Returns the platforms that JAX should look for, or None for all that are installed. The extra
+    `plan` installs compilers for accelerators that are not here. JAX would start each of them,
+    which has taken minutes."""
     installed = [name for name, (modules, _) in _PLATFORMS.items() if any(map(find_spec, modules))]
     here = [name for name in installed if any(glob(sign) for sign in _PLATFORMS[name][1])]
     return None if here == installed else ",".join([*here, "cpu"])
@@ -128,8 +126,7 @@ def num_cores() -> int:
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """Returns the sharding with its arrays in host memory. It is unchanged for devices that this
-    machine lacks, whose programs are only compiled."""
+    """Returns the sharding in host memory, or unchanged for devices that this machine lacks."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")

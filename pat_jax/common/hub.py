@@ -269,8 +269,7 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
 
 
 def _parts(folder: Path, file: str) -> Sequence[str]:
-    """Returns the files that `file` stands for: the shards in the index of the weights, else the
-    file itself."""
+    """Returns the files that `file` stands for: the shards in an index of weights, or itself."""
     if file != _WEIGHTS or not (folder / _INDEX).is_file():
         return (file,)
     index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")

@@ -20,8 +20,7 @@ def owners(devices: Iterable[Device]) -> list[int]:
 
 
 def is_absent(devices: Iterable[Device]) -> bool:
-    """Returns whether other processes of this run own these devices, and this one owns none of
-    them."""
+    """Returns whether only other processes of this run own these devices."""
     us, own = process_group(), owners(devices)
     return len(own) > 0 and not us.is_alone and us.index not in own
 
@@ -33,11 +32,9 @@ def have_all(devices: Iterable[Device]) -> bool:
 
 
 def known_to_all(name: str, devices: Iterable[Device], value: T) -> T:
-    """Returns in every process the `value` of the first owner of these devices.
-
-    All processes must call it, in the same order, with the same `name`. Where each process owns
-    some of the devices, it returns `value` at once, as all have computed the same.
-    """
+    """Returns in every process the `value` of the first owner of these devices. All processes must
+    call it, in the same order, with the same `name`. Where each process owns some of the devices,
+    it returns `value` at once, as all have computed the same."""
     if have_all(devices):
         return value
     us, first = process_group(), owners(devices)[0]

@@ -37,8 +37,7 @@ class Timeline:
         self._spans.append(Span(name, frozenset(devices), *since))
 
     def take(self) -> list[Span]:
-        """Returns the stages since the last call, by their beginning. Then the timeline begins
-        again at 0 s."""
+        """Returns the stages since the last call, by their beginning, and restarts at 0 s."""
         taken, self._spans, self._begin = self._spans, [], time.perf_counter()
         return sorted(taken, key=lambda span: span.begin_s)
 

@@ -70,7 +70,7 @@ Numbers = float | np.ndarray
 
 
 def _prior_accepted(is_generated: bool) -> np.ndarray:
-    """Returns the prior P(a token is right | those before it are), float[draft or branch, kinds,
+    """Returns the prior P(token right | those before it), float[draft or branch, kinds,
     MAX_RUN]."""
     nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
     known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
@@ -117,8 +117,7 @@ class Ways(NamedTuple):
         return together + (alone - together) / np.maximum(rows, 1.0)
 
     def drafted(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
-        """Returns the draft tokens that a row verifies in a step; the arguments are those of
-        `tokens`."""
+        """Returns the draft tokens that a row verifies in a step; arguments as in `tokens`."""
         together = np.minimum(num_draft_tokens, self.verified[-1])
         alone = np.minimum(num_draft_tokens, len(self.alone) - 1)
         return together + (alone - together) / np.maximum(rows, 1.0)

@@ -60,16 +60,14 @@ class MemoryModel:
         return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Returns the bytes of the layout if its pool just holds `sequences` prompts of `prompt`
-        tokens."""
+        """Returns the bytes if the pool just holds `sequences` prompts of `prompt` tokens."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)
         return held + self.page[split] * pages
 
     def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Returns the pages that the fullest replica needs for `fullest` sequences of `tokens`
-        tokens each."""
+        """Returns the fullest replica's pages for `fullest` sequences of `tokens` tokens each."""
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
@@ -83,12 +81,10 @@ class MemoryModel:
         return self.has_room(splits) & (self._peaks(splits) <= self.usable)
 
     def _peaks(self, splits: Sequence[Split]) -> np.ndarray:
-        """Returns the most bytes that a device holds during a switch, [from, to].
-
-        A reshard frees each old leaf once its new one is there. So it holds at most the larger of
-        the two sets of weights and one chunk, besides the pool and the pages in transit. No burst
-        runs meanwhile, but the source of its drafts stays on the device.
-        """
+        """Returns the most bytes that a device holds during a switch, [from, to]. A reshard frees
+        each old leaf once its new one is there. So it holds at most the larger of the two sets of
+        weights and one chunk, besides the pool and the pages in transit. No burst runs meanwhile,
+        but the source of its drafts stays on the device."""
         weights = np.array([self.weights[split] for split in splits])
         tp, pool = np.array([split.tp for split in splits]), max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)

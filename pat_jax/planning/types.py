@@ -111,8 +111,7 @@ class DraftPrediction:
     plain_s: float  # seconds of a step without drafts
 
     def saved_s(self, steps: float) -> float:
-        """Returns the seconds that `steps` such steps are predicted to save over steps without
-        drafts."""
+        """Returns the seconds that `steps` such steps should save over steps without drafts."""
         return steps * (self.tokens * self.plain_s - self.step_s)
 
 

@@ -141,8 +141,7 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
 
 
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
-    """Returns the requested drafts whose steps were measured, and sentences to print if none
-    were."""
+    """Returns the requested drafts that were measured; if none were, also sentences to print."""
     drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.num_draft_tokens:
         return NO_DRAFTS, ()

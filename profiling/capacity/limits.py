@@ -1,5 +1,4 @@
-"""Sentences about what keeps a rollout from being faster, with the seconds that a plan has
-computed."""
+"""Sentences on what keeps a rollout from being faster, from a plan's computed seconds."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product

@@ -56,8 +56,7 @@ class OtherRoles:
         return RolePasses(self.built, self.roles.models[name].role, held)
 
     def memory(self) -> Iterator[RoleMemory]:
-        """Yields the memory of every role, also of those that wait in host memory between
-        stages."""
+        """Yields the memory of each role, also if it waits in host memory between stages."""
         for trainer in self.roles.trained:
             yield _of_trained(trainer)
         for name, reader in self.roles.readers.items():

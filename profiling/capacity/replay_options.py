@@ -53,8 +53,7 @@ class ReplayOptions(Options):
         return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)
 
     def draft_source(self, drafts: Drafts) -> DraftSource | None:
-        """Returns the source of drafts in the requested rollouts, or None if there are no
-        drafts."""
+        """Returns the source of drafts in the requested rollouts, or None without drafts."""
         if not drafts.num_draft_tokens:
             return None
         if drafts.is_generated:

@@ -101,8 +101,7 @@ class RolePasses:
         return self.times.seconds(self._apply(trainer)).times(steps)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
-        """Returns one device's tokens of a micro-batch. `pairs` is its number of pairs of query and
-        key."""
+        """Returns a device's tokens of a micro-batch; `pairs` counts pairs of query and key."""
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _pass(self, work_of: Callable[[Rows], Work], packed: Packed) -> Seconds:

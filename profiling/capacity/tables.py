@@ -28,8 +28,7 @@ def memory(report: PlanReport) -> Table:
 
 
 def steps(times: StepTimes) -> Iterator[Table]:
-    """Yields a table of milliseconds for each context length, with a star at each line's fastest
-    layout."""
+    """Yields a table in ms for each context length; a star marks each line's fastest layout."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
             [str(running), *starred([s and 1e3 * s for s in line])]
@@ -39,8 +38,7 @@ def steps(times: StepTimes) -> Iterator[Table]:
 
 
 def gains(report: PlanReport) -> Table:
-    """Returns a table of adaptive and static systems. Its moves are switches and moves between
-    replicas."""
+    """Returns a table of all systems. Its moves are switches and moves between replicas."""
     found = report.comparison
     saved = {ADAPTIVE: "", DRAFTING: ""} | {x.name: percent(found.gain(x)) for x in found.static}
     header = ["system", "seconds", "prefill", "moves", "preempted", "saved by adapting"]

@@ -144,8 +144,7 @@ class PlannedUpdate:
         return self.passes.work
 
     def transfer(self, target: Split) -> Seconds:
-        """Returns the seconds to send the weights to the rollout's layout `target`, with
-        checksums."""
+        """Returns the seconds to send weights to the rollout's layout `target`, with checksums."""
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)

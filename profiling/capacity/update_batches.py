@@ -61,8 +61,7 @@ class Packed:
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:
-    """Returns the prefix of each response, as `rl.batches.batches.prompt_prefixes`; None if
-    unknown."""
+    """Returns each response's prefix, as `rl.batches.batches.prompt_prefixes`, or None."""
     if workload.prompt_id is None:
         return None
     both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)

@@ -90,8 +90,7 @@ def _memory(
 
 
 def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
-    """Returns the bytes that each compiled program takes; of the transfers, only that to
-    `target`."""
+    """Returns the bytes that each program takes; of the transfers, only that to `target`."""
     return {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
         for p in programs

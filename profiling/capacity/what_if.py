@@ -116,8 +116,7 @@ def model_of(profile: Profile) -> ModelConfig:
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
-    """Returns options whose buckets are the measured ones, and the larger ones that sequences
-    need."""
+    """Returns options with the measured buckets, and the larger ones that sequences need."""
     latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)

@@ -27,12 +27,10 @@ def by_arithmetic(order: Order) -> TargetBuild:
 
 
 def needs_of(order: Order) -> MemoryModel:
-    """Returns the memory that each layout needs if no other is used, see `memory_alone`.
-
-    Bytes are affine in the number of layers. So they are extrapolated from two shallow models,
-    because a deep one takes long to trace. If only some layers have experts, or other roles have
-    models of their own depth, the whole model is traced.
-    """
+    """Returns the memory that each layout needs if no other is used, see `memory_alone`. Bytes are
+    affine in the number of layers. So they are extrapolated from two shallow models, because a deep
+    one takes long to trace. If only some layers have experts, or other roles have models of their
+    own depth, the whole model is traced."""
     if order.others or not has_equal_layers(order.model):
         return by_arithmetic(order).alone
     a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
@@ -51,8 +49,7 @@ def needs_of(order: Order) -> MemoryModel:
 
 
 def has_equal_layers(model: ModelConfig) -> bool:
-    """Returns whether all layers have experts, or none, so that bytes are affine in their
-    number."""
+    """Returns whether all layers have experts, or none: bytes are then affine in the layers."""
     return not (model.sparse_layers and model.has_mlp)
 
 

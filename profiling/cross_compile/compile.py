@@ -115,8 +115,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _ptxas() -> Path | None:
-    """Returns the folder of NVIDIA's assembler, in an installed package or on the system, or
-    None."""
+    """Returns the folder of NVIDIA's assembler, in a package or on the system, or None."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():
         for found in Path(root).glob("*/bin/ptxas"):

@@ -77,11 +77,9 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
 
 def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgram:
     """Returns the record of a program at `layers` layers: as compiled, or from two smaller depths.
-
     Bytes are extrapolated as affine in the layers. This is right for arguments and results.
     Temporaries are a maximum of several sums, and in a deep model another sum may be the largest:
-    they may come out too small or too large.
-    """
+    they may come out too small or too large."""
     found = sorted(programs, key=lambda program: program.layers)
     whole = [program for program in found if program.layers == layers]
     if whole:

@@ -84,8 +84,7 @@ def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
 
 
 def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
-    """Returns the burst with drafts that verifies most tokens; of several such, that of most
-    rows."""
+    """Returns the burst with drafts that verifies most tokens; of such, that of most rows."""
     shapes = [
         (n, num_draft_tokens)
         for n in build.buckets.rows[split]
@@ -121,8 +120,7 @@ def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJ
 
 
 def _other_jobs(build: TargetBuild, roles: Roles) -> list[CompileJob]:
-    """Returns other roles' passes without gradients over the largest micro-batch; the critic's
-    update."""
+    """Returns other roles' passes over the largest micro-batch, and the critic's update."""
     longest, jobs = build.micro_shapes[-1], []
     for name in build.order.others:
         role = roles.critic if name == CRITIC else roles.readers[name]

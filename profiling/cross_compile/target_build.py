@@ -64,8 +64,7 @@ class Order:
         draft_model: ModelConfig | None = None,
         others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
-        """Returns an order of models in the form that the target needs; depth 0 is the whole
-        model."""
+        """Returns an order of models as the target needs them; depth 0 is the whole model."""
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         devices = paper_devices(target)
         roles = {name: padded_for(devices, one) for name, one in (others or {}).items()}
@@ -146,8 +145,7 @@ class TargetBuild:
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def roles(self, model: ModelConfig) -> Roles:
-        """Returns the models of a run whose policy is `model`, each in its layout with the least
-        TP."""
+        """Returns the models of a run with this policy, each in its layout with the least TP."""
         others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
         return roles_of(self.order.run, others, self.devices, self.layouts, self.drafter, model)
 

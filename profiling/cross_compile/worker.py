@@ -79,8 +79,7 @@ class Compiler:
             return self._found(job, number, self.kept / f"{name}.json", lowered)
 
     def _kept(self, path: Path) -> CompiledProgram | None:
-        """Returns the record in a file, or None if it is damaged: then the program is compiled
-        again."""
+        """Returns the record in a file; None if it is damaged: the program is then recompiled."""
         try:
             content: Any = parse_json(path.read_bytes())
             return CompiledProgram.from_json(content)
@@ -152,8 +151,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _reading() -> str:
-    """Returns a hash of the code that describes programs: records made by other code are not
-    found."""
+    """Returns a hash of the code that describes programs: records by other code do not count."""
     files = (Path(name) for name in (__file__, records.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -17,8 +17,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def devices_found(devices: Sequence[Device]) -> Finding:
-    """Returns the number, kind and memory of the devices, and whether accelerators are left
-    unused."""
+    """Returns the number, kind and memory of devices, and whether accelerators are unused."""
     kinds = Counter(device.device_kind for device in devices)
     platform, each = devices[0].platform, [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())

@@ -62,9 +62,8 @@ class Examination:
     todo: list[str] = field(default_factory=list)  # what to do, for each part that fails
 
     def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
-        """Examines one part and prints its line. `todo` is what to do if the part fails, as text
-        after "To do:". Raises a UserError of the first part, which means that an option is
-        wrong."""
+        """Examines one part and prints its line. `todo` is what to do if it fails, as text after
+        "To do:". Raises a UserError of the first part only: an option is wrong."""
         start = time.perf_counter()
         guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
         guard.daemon = True

@@ -35,8 +35,7 @@ def tables(profile: Profile) -> str:
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
-    """Returns a line for each cache length and number of sequences, with a column for each
-    layout."""
+    """Returns a line for each cache length and number of sequences, a column for each layout."""
     splits = list(dict.fromkeys(split for split, _, _ in table))
     rows = []
     for length, running in sorted({(length, rows * split.dp) for split, rows, length in table}):

@@ -208,8 +208,7 @@ class Composer(LayerTimes):
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
     ) -> dict[tuple[Split, int, int], float]:
-        """Returns the seconds at every bucket; a larger bucket never takes less than a smaller
-        one."""
+        """Returns the seconds at each bucket; a larger one never takes less than a smaller one."""
         step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
         sizes = product(rows, lengths)
@@ -233,7 +232,7 @@ class Composer(LayerTimes):
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """Returns the latency model for `buckets`. A draft model, if there is one, is on the same
+        """Returns the latency model for `buckets`. The draft model, if any, is on the same
         chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
@@ -263,8 +262,7 @@ class Composer(LayerTimes):
         )
 
     def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens of all replicas, and seconds of all layers' experts, as
-        `LatencyModel.routed`."""
+        """Returns tokens of all replicas, and their seconds in experts: `LatencyModel.routed`."""
         num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
         tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
         each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]

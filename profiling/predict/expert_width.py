@@ -22,12 +22,10 @@ def settled_width(
     target: Target, model: ModelConfig, sizes: EngineSizes, experts: str, responses: int
 ) -> int:
     """Returns the requested width or, for auto, the one with which a rollout's steps take least
-    time.
-
-    Each halving of the number of running requests is assumed to last equally many steps, as with
-    exponential lengths, in the fastest layout for that number. Experts stay whole on TPUs, where no
-    divided ones were measured, and if an update sends tokens to them (`experts` is "exchanged").
-    """
+    time. Each halving of the number of running requests is assumed to last equally many steps, as
+    with exponential lengths, in the fastest layout for that number. Experts stay whole on TPUs,
+    where no divided ones were measured, and if an update sends tokens to them (`experts` is
+    "exchanged")."""
     of, is_gpu = model.experts, target.chip.platform == "cuda"
     is_asked = sizes.expert_width or sizes.expert_parallel or experts == "exchanged"
     if of is None or is_asked or not is_gpu:

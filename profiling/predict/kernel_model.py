@@ -30,8 +30,7 @@ RELATIVE = "relative"  # names the chip whose shares stand for missing ones
 
 
 def _shares(name: str) -> dict[str, Any]:
-    """Returns the coefficients of a chip by kernel: shares of its peaks, microseconds,
-    exponents."""
+    """Returns a chip's coefficients by kernel: shares of its peaks, microseconds, exponents."""
     own = dict(shipped(FILE)["chips"][name])
     relative = own.pop(RELATIVE, None)
     return (_shares(relative) if relative else {}) | own
@@ -80,9 +79,8 @@ class ModelledKernels:
         return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES))
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Returns the milliseconds of one kernel with products of `rows` rows of k numbers with the
-        [k, n] of their experts. It reads the weights of the `active` experts only: those that have
-        rows."""
+        """Returns those of one kernel with products of `rows` rows of k numbers with the [k, n] of
+        their experts. It reads the weights of the `active` experts only: those that have rows."""
         return self._product("grouped", (rows, n, k), active, self.weight_bytes)
 
     def _product(
@@ -105,8 +103,7 @@ class ModelledKernels:
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Returns those of causal attention, half of the square, of `rows` prompts of `length`
-        tokens each."""
+        """Returns those of causal attention of `rows` prompts of `length` tokens each."""
         del kv_heads
         share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
@@ -125,17 +122,14 @@ class ModelledKernels:
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """Returns those of a gather of `elements` bfloat16 numbers, of which each device has a
-        share."""
+        """Returns those of a gather of `elements` bfloat16 numbers, evenly from all devices."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Returns the bytes a second, one way, that each of `devices` devices sends to the
-        others."""
+        """Returns the bytes a second, one way, from each of `devices` devices to the others."""
         return self.links.exchange_bytes_s(devices)
 
 
 def _norm(a: float, b: float, sharpness: float) -> float:
-    """Returns the p-norm: near the larger of both, and above it if they are alike and p is
-    small."""
+    """Returns the p-norm: near the larger number, and above it if both are alike and p small."""
     return (a**sharpness + b**sharpness) ** (1 / sharpness)

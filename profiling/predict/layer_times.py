@@ -44,8 +44,7 @@ class LayerTimes:
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
 
     def expert_split(self, split: Split) -> Split:
-        """Returns over how many replicas, and devices of each, experts and their width are
-        divided."""
+        """Returns over how many replicas, and devices of each, experts are divided."""
         assert self.model.experts is not None
         devices = split.dp * split.tp // self.expert_width
         ways = self.expert_ways or math.gcd(devices, self.model.experts.num_experts)
@@ -67,8 +66,7 @@ class LayerTimes:
         return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Returns the milliseconds of a layer's products on one device, for `tokens` of each
-        replica."""
+        """Returns milliseconds of a layer's products on a device, for `tokens` of each replica."""
         model, gemm, tp = self.model, self.kernels.gemm, split.tp
         attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
         attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
@@ -87,8 +85,7 @@ class LayerTimes:
         )
 
     def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """Returns the milliseconds of all layers' products and elementwise kernels on one
-        device."""
+        """Returns milliseconds of all layers' products and elementwise kernels on one device."""
         total = 0.0
         for is_sparse, count in self.kinds(layers).items():
             ways = split.tp, self.kv_ways(split.tp)

@@ -39,14 +39,12 @@ def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks
 
 
 def launch_s(sums: Sums) -> float:
-    """Returns the seconds to launch a collective outside of a CUDA graph; 0 for other
-    collectives."""
+    """Returns the seconds to launch a collective outside of a CUDA graph, or 0 inside one."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
-    """Returns the seconds that `devices` devices wait for each other at a collective; 0 for
-    TPUs."""
+    """Returns the seconds that `devices` devices wait for each other in a collective; TPUs: 0."""
     if chip.platform == "tpu":
         return 0.0
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
@@ -54,11 +52,9 @@ def waiting_s(chip: Chip, devices: int) -> float:
 
 def added(chip: Chip, sums: float, products: float) -> float:
     """Returns the time that a layer's collectives add to that of its products: `sums` and
-    `products` are the times of both alone, in any unit.
-
-    A TPU's program fetches the next weights from memory while devices sum: together the two take
-    about the root of the sum of their squares. On a GPU one waits for the other.
-    """
+    `products` are the times of both alone, in any unit. A TPU's program fetches the next weights
+    from memory while devices sum: together the two take about the root of the sum of their squares.
+    On a GPU one waits for the other."""
     if chip.platform != "tpu":
         return sums
     sharpness = coefficients()["ici"]["beside"]
@@ -83,8 +79,7 @@ class HostLinks:
         return self._passes_s(devices, num_bytes, 2, hosts)
 
     def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
-        """Returns the seconds of an all-gather of `num_bytes` in total; `hosts` as in
-        `all_reduce_s`."""
+        """Returns the seconds of an all-gather of `num_bytes` in total; see `all_reduce_s`."""
         return self._passes_s(devices, num_bytes, 1, hosts)
 
     def _passes_s(self, devices: int, num_bytes: float, passes: int, hosts: int) -> float:
@@ -156,8 +151,7 @@ class TorusLinks:
         return max(1, axes) * self._one_link
 
     def block(self, devices: int) -> tuple[int, ...]:
-        """Returns the shape of `devices` devices on the torus: as near to a cube as the slice
-        allows."""
+        """Returns the shape of `devices` devices: as near to a cube as the slice allows."""
         extents = [1] * len(self.topology)
         for factor in prime_factors(devices):
             fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]
@@ -170,8 +164,7 @@ class TorusLinks:
         return self.chip.link_bytes_s / self.chip.links
 
     def _is_ring(self, axis: int, size: int) -> bool:
-        """Returns whether an axis is a ring: on v5p a multiple of 4, on v5e and v6e that of a whole
-        pod."""
+        """Returns whether an axis is a ring: a multiple of 4 on v5p, else the axis of a pod."""
         whole = size == self.topology[axis]
         return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
 

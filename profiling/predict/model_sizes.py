@@ -61,8 +61,7 @@ def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Returns the number of stored weights of all matrices, with the padding of embedding and
-    head."""
+    """Returns the number of stored weights of all matrices, padding included."""
     return stored_weights(model) + _end_weights(model)
 
 
@@ -90,8 +89,7 @@ def active_weights(model: ModelConfig) -> int:
 
 
 def last_weights(model: ModelConfig) -> int:
-    """Returns the number of active weights in the last matrices (down projections) of MLPs and
-    experts."""
+    """Returns the active weights in the last matrices (down projections) of MLPs and experts."""
     units = num_dense(model) * model.mlp_dim
     if (experts := model.experts) is not None:
         per_token = experts.latent_dim or experts.num_experts_per_tok * experts.expert_dim

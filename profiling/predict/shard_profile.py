@@ -47,8 +47,7 @@ def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
 
 
 def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """Returns a model that has one device's part of `model` in `layout`, with its part of the
-    padding."""
+    """Returns a model with one device's part of `model`, and of its padding, in `layout`."""
     tp = layout.split.tp
     return replace(
         model,
@@ -152,8 +151,7 @@ class ShardProfiler:
         return self.composer.latency_model(self.buckets)
 
     def _known(self, split: Split) -> LatencyModel | None:
-        """Returns the known times of a layout, under the layout that its shard has on this
-        device."""
+        """Returns a layout's known times, under the layout that its shard has on this device."""
         if self.known is None:
             return None
         tables = {
@@ -200,8 +198,7 @@ class ShardProfiler:
         )
 
     def _besides_s(self, split: Split, rows: int) -> float:
-        """Returns the seconds of a step that the shard's own steps lack: sampling and
-        collectives."""
+        """Returns the seconds that the shard's own steps lack: sampling and collectives."""
         vocab, tp = self.model.padded_vocab_size, split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, split)

@@ -35,9 +35,8 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """Returns the range of step times on a chip, for weights of `weight_bytes` each; None if fewer
-    than `FEWEST` steps were measured on this kind of chip, and on its platform with such
-    weights."""
+    """Returns the range of step times on a chip, for weights of `weight_bytes` each. None if fewer
+    than `FEWEST` steps were measured with such weights on its platform, or none on such a chip."""
     if source == "profile":
         return OF_PROFILE
     platform = shipped(RANGES.name).get(chip.platform, {})

@@ -142,8 +142,7 @@ class UpdateWork:
         )
 
     def _forward(self, tokens: int) -> tuple[Work, float, float]:
-        """Returns the work of all layers, the operations of the head, and the bytes of the
-        logits."""
+        """Returns the work of all layers, operations of the head, and bytes of the logits."""
         model = self.model
         num_bytes = num_dense(model) * sum(passes(model, tokens, 1, 1))
         if sparse := len(model.sparse_layers):
@@ -162,12 +161,12 @@ class UpdateWork:
         return float(chunks * each * self._head)
 
     def _last_products(self, tokens: int) -> float:
-        """Returns the operations of MLPs' and experts' last products, whose results no gradient
-        needs."""
+        """Returns the operations of the last products of MLPs and experts: no gradient needs
+        them."""
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
-        """Returns operations and bytes of attention. A pass moves queries, results, keys and
+        """Returns operations and bytes of attention. Each pass moves queries, results, keys,
         values."""
         model = self.model
         width = model.num_layers * model.head_dim
@@ -184,8 +183,7 @@ class UpdateWork:
             yield self._lookup(rows)
 
     def _exchanges(self, rows: Rows, times: int) -> Iterator[Collective]:
-        """Yields the exchanges of tokens with the devices of their experts, one for each expert of
-        a token."""
+        """Yields the exchanges of tokens with their experts' devices, one for each expert."""
         if self.model.experts is not None and rows.tokens <= self.exchanged_tokens:
             numbers = (
                 rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
@@ -212,8 +210,7 @@ class UpdateWork:
             yield Collective("all-reduce", float(FLOAT32 * self._head), summed)
 
     def _layer_bytes(self, rows: Rows) -> float:
-        """Returns the bytes of the gathered weights of all layers, in the type that products
-        use."""
+        """Returns the bytes of all layers' gathered weights, in the type that products use."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
             # A device needs only its own experts; with more devices, others have parts of them.

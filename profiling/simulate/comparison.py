@@ -62,8 +62,7 @@ class Comparison:
         return min(self.static, key=lambda system: system.mean_s)
 
     def gain(self, system: System) -> float:
-        """Returns the share of `system`'s time that adapting saves; negative if adapting is
-        slower."""
+        """Returns the share of `system`'s time that adapting saves, negative if it is slower."""
         return 1 - self.adaptive.mean_s / system.mean_s
 
     @property

@@ -67,8 +67,7 @@ class DraftSource:
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSource":
-        """Returns a `--speculation.source` whose tokens are right with probability `accepted`
-        each."""
+        """Returns a `--speculation.source` whose tokens are each right with P = `accepted`."""
         origin = (
             f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"

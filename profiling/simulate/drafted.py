@@ -132,8 +132,7 @@ class DraftedRows:
         return new, took
 
     def _counted(self, generated: np.ndarray) -> DraftResult:
-        """Returns the counts of a burst in which rows generated `generated` tokens,
-        int[running]."""
+        """Returns the counts of a burst whose rows generated `generated` tokens, int[running]."""
         of_kind = np.bincount(self._kind, generated, len(self._verified))
         parts = zip(self._steps_of, of_kind, self._verified, strict=True)
         each = [steps.counted(tokens, verified) for steps, tokens, verified in parts]
@@ -157,8 +156,7 @@ class DraftedRows:
     def _lacking(
         self, generated: np.ndarray, pages: np.ndarray, is_running: np.ndarray, ahead: int
     ) -> np.ndarray:
-        """Returns the pages that each row lacks for its next `ahead` tokens: see
-        `page_append.lacking`."""
+        """Returns the pages that rows lack for `ahead` more tokens: see `page_append.lacking`."""
         table, tables = self.table, self.tables
         running = table.running
         tokens = np.minimum(table.length[running] - 1 + generated + ahead, table.end[running] - 1)
@@ -168,8 +166,7 @@ class DraftedRows:
     def _generate(
         self, running: np.ndarray, rate: np.ndarray, left: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens that each row generates in at most `steps`, and the steps that it
-        takes."""
+        """Returns the tokens of each row in at most `steps`, and the steps that it takes."""
         over = self._over[running]
         owed = over + steps * rate
         whole = np.floor(owed + EPS).astype(np.int64)

@@ -19,8 +19,7 @@ class Draw:
     seed: int = 0
 
     def later(self, number: int, growth: float) -> "Draw":
-        """Returns the draw of rollout `number` of a series whose log lengths grow by `growth` in
-        each."""
+        """Returns the draw of rollout `number`, if log lengths grow by `growth` in each."""
         return replace(
             self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
         )

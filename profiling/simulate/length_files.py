@@ -131,8 +131,7 @@ def _parsed(path: Path, text: str, line: int | None = None) -> object:
 
 
 def _row(where: str, element: Any) -> tuple[int, float, int]:
-    """Returns the response's tokens, the number of such responses, and the prompt's tokens or
-    -1."""
+    """Returns tokens of the response, number of such responses, and the prompt's tokens or -1."""
     if not isinstance(element, Mapping):
         return _whole(where, "response", element), 1.0, -1
     usage = element.get(USAGE)

@@ -131,8 +131,7 @@ class _World:
         return scheduler.table.replica(scheduler.table.running)
 
     def _of_running(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
-        """Returns the maximum, minimum or sum of `value`, int[sequences], over those running at
-        each moment."""
+        """Returns maximum, minimum or sum of `value`, over those that run at each moment."""
         least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
         parts = []
@@ -154,8 +153,7 @@ class _World:
         return self.dealt[state.dealt][self.row] % state.split.dp
 
     def _held(self, state: _State) -> np.ndarray:
-        """Returns the mean tokens in the KV cache of the replica with most, until the next
-        moment."""
+        """Returns mean cached tokens of the replica with most, until the next moment."""
         if self.has_queue:
             return self.running * self.mean_context / state.split.dp
         prompts, responses = self.workload.prompts, self.workload.responses
@@ -210,11 +208,9 @@ class _World:
             yield reshard + self._mixed(a, b)
 
     def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
-        """Returns the least seconds of a move between the replicas of a layout.
-
-        A move leads to a smaller row bucket, or to replicas as even as possible. The surplus
-        sequences of the fullest replica are priced as short as the shortest, one after another.
-        """
+        """Returns the least seconds of a move between the replicas of a layout. A move leads to a
+        smaller row bucket, or to replicas as even as possible. The surplus sequences of the fullest
+        replica are priced as short as the shortest, one after another."""
         rows = np.array([0, *self.machine.buckets.rows[split]])
         fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.running // split.dp))
         rounds = (fullest - fewer) * self.least_context / self.truth.round_tokens
@@ -222,11 +218,9 @@ class _World:
         return np.where(fewer < fullest, rounds * self.truth.shift_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
-        """Returns the least seconds to recompute some sequences and migrate the others.
-
-        Every sequence is priced as short as the shortest: by its share of the calls of a full
-        prefill, or of the rounds between even replicas. There is at least one call.
-        """
+        """Returns the least seconds to recompute some sequences and migrate the others. Every
+        sequence is priced as short as the shortest: by its share of the calls of a full prefill, or
+        of the rounds between even replicas. There is at least one call."""
         truth, replicas = self.truth, max(source.dp, target.dp)
         one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
         pages = self.running / target.dp * -(-self.least_context // truth.page_size)
@@ -237,8 +231,7 @@ class _World:
 
     def prefill(self, split: Split) -> float:
         """Returns the seconds to prefill each prompt once per replica with samples of it. With a
-        queue, prompts are spread evenly over the replicas, and share calls no matter when they
-        begin."""
+        queue, prompts are spread evenly over replicas, and share calls whenever they begin."""
         tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
         replica = self._replica(_State(split, split))
         if prompt_id is not None:
@@ -251,8 +244,7 @@ class _World:
         return self.truth.packed(split, replica, tokens)
 
     def _running(self, which: np.ndarray) -> np.ndarray:
-        """Returns how many sequences of `which`, bool[sequences], run at each moment,
-        int[moments]."""
+        """Returns how many sequences of `which`, bool[sequences], run at each moment."""
         begun, ended = (
             np.searchsorted(np.sort(steps[which]), self.moments, side="right")
             for steps in (self.begin, self.end)
@@ -267,8 +259,7 @@ class _World:
         return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
-        """Returns the seconds to recompute all cached tokens, as full rows of the longest
-        context."""
+        """Returns the seconds to recompute all caches, as full rows of the longest context."""
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
         pairs = zip(rows.tolist(), longest.tolist(), strict=True)
@@ -277,10 +268,8 @@ class _World:
 
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the decode step at which each sequence begins, and its row; int[sequences] each.
-
     Sequences begin in their order, each as soon as a row is free. No burst has to end for that, so
-    no real path lets one begin earlier.
-    """
+    no real path lets one begin earlier."""
     begin, row = np.zeros(len(responses), int), np.arange(len(responses))
     free = [(int(length), i) for i, length in enumerate(responses[:num_rows])]
     heapify(free)

@@ -81,8 +81,7 @@ class ResponseLengths:
         return total / total[-1]
 
     def quantile(self, probability: np.ndarray) -> np.ndarray:
-        """Returns the shortest length in tokens that a share `probability` of responses do not
-        exceed."""
+        """Returns the shortest length that a share `probability` of responses do not exceed."""
         return self.tokens[self._index(probability)]
 
     def _index(self, probability: np.ndarray) -> np.ndarray:
@@ -113,10 +112,8 @@ class ResponseLengths:
 
     def draw(self, draw: Draw) -> Workload:
         """Returns one rollout: the same for an equal `draw`, with other prompts for another seed.
-
         Samples of a prompt have correlated lengths: their normal scores are √ρ·θ + √(1 - ρ)·ε, with
-        one θ per prompt. A single length has this distribution for any ρ (a Gaussian copula).
-        """
+        one θ per prompt. A single length has this distribution for any ρ (a Gaussian copula)."""
         rng = np.random.default_rng((draw.seed, draw.sequences, draw.samples_per_prompt))
         num_prompts = -(-draw.sequences // draw.samples_per_prompt)
         prompt = np.repeat(np.arange(num_prompts), draw.samples_per_prompt)[: draw.sequences]

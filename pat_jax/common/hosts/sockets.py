@@ -113,8 +113,7 @@ def ask(visitor: socket.socket, key: bytes, until: float, **told: Any) -> dict[s
 
 
 def answer(first: socket.socket, key: bytes, until: float, **told: Any) -> dict[str, Any]:
-    """Does the visitor's part of `ask`: sends the fields `told`, and returns the fields of the
-    process that asks."""
+    """Does the visitor's part of `ask`: sends the fields `told`, and returns the other end's."""
     question = receive_fields(first, until).get("prove")
     told["prove"] = secrets.token_hex(32)
     send_fields(first, **told, proof=_proof(key, told, "other", question))

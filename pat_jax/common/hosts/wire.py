@@ -23,8 +23,7 @@ _PACKAGE = "pat_jax."
 
 
 def to_bytes(value: object) -> bytes:
-    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of a type not named
-    above."""
+    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of another type."""
     return json.dumps(_written(value)).encode()
 
 

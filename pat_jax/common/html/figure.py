@@ -45,8 +45,7 @@ class Box:
 
     @property
     def keys(self) -> list[tuple[str, str, float, float]]:
-        """The entries of the legend: each one's name, its colour, and its x and y within the
-        box."""
+        """The entries of the legend: name, colour, and x and y within the box."""
         names, below = self.plot.colours, self.area_y + self.height + BELOW + LINE
         across = KEY + LETTER * max(map(len, names), default=0)
         columns = max(1, int((self.width - LEFT) / across))

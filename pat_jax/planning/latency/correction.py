@@ -52,22 +52,17 @@ class Correction:
 
     def factor(self, split: Split) -> float:
         """Returns the measured / profiled seconds of a step, without the term that all layouts
-        share.
-
-        A layout not seen yet gets the benefit of the doubt. It is predicted to be faster than its
-        profile by half of the other layouts' error (root mean square), or by their whole mean error
-        if that is faster. If their profile is right, the factor is 1.
-        """
+        share. A layout not seen yet gets the benefit of the doubt. It is predicted to be faster
+        than its profile by half of the other layouts' error (root mean square), or by their whole
+        mean error if that is faster. If their profile is right, the factor is 1."""
         if split in self.factors or not self.splits:
             return self.factors.get(split, 1.0)
         errors = np.log(self.mean[1:])
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
-        """Returns the measured / profiled seconds of a step in each layout, float[splits].
-
-        A layout not seen yet gets the others' mean factor: to try it costs one or two switches.
-        """
+        """Returns the measured / profiled seconds of a step in each layout, float[splits]. A layout
+        not seen yet gets the others' mean factor: to try it costs one or two switches."""
         typical = float(np.exp(np.log(self.mean[1:]).mean())) if self.splits else 1.0
         return np.array([self.factors.get(split, typical) for split in splits])
 
@@ -102,8 +97,7 @@ class Correction:
         return Correction(splits, mean, covariance, odd)
 
     def _with(self, split: Split) -> tuple[tuple[Split, ...], np.ndarray, np.ndarray]:
-        """Returns the estimate with `split`. A layout not seen yet begins with the others' mean
-        factor."""
+        """Returns the estimate with `split`; a new layout begins with the others' mean factor."""
         if split in self.splits:
             return self.splits, self.mean, self.covariance.copy()
         mean, covariance = np.append(self.mean, 1.0), np.pad(self.covariance, (0, 1))

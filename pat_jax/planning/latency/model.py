@@ -152,17 +152,13 @@ class LatencyModel:
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """Returns the seconds of one round of pages between replicas of a layout, infinite if
-        unmeasured."""
+        """Returns the seconds of a round of pages between a layout's replicas, or infinity."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
         """Returns the seconds to prefill `rows` rows of `length` tokens in each replica of
-        `target`.
-
-        Lower positions come first, so most calls see shorter contexts than `length`. A smaller last
-        call is priced as a whole one.
-        """
+        `target`. Lower positions come first, so most calls see shorter contexts than `length`. A
+        smaller last call is priced as a whole one."""
         pages = -(-length // self.page_size)
         calls, done, seconds = math.ceil(rows * pages / self.prefill_blocks), 0, 0.0
         for bucket in self.prefill[target].lengths:
@@ -175,11 +171,9 @@ class LatencyModel:
 
     def packed(self, split: Split, replica: np.ndarray, tokens: np.ndarray) -> float:
         """Returns the seconds to prefill sequences: `tokens` has the length of each, `replica` its
-        replica.
-
-        A call is filled with pages of any sequences, lower positions first, in all replicas at once
-        (`engine/sequences/prefill_calls.py`). Smaller last calls are priced as whole ones.
-        """
+        replica. A call is filled with pages of any sequences, lower positions first, in all
+        replicas at once (`engine/sequences/prefill_calls.py`). Smaller last calls are priced as
+        whole ones."""
         pages = -(-tokens // self.page_size)
         if not pages.any():
             return 0.0
@@ -260,10 +254,8 @@ class LatencyModel:
         return model
 
     def covers(self, other: "LatencyModel") -> bool:
-        """Returns whether this model has every time that `other` has.
-
-        Moves between replicas of one layout do not count: where none was measured, none is made.
-        """
+        """Returns whether this model has every time that `other` has. Moves between replicas of one
+        layout do not count: where none was measured, none is made."""
         alike = (*SHAPE, READS, *[DRAFTS_FROM] * bool(other.verify_table))
         return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
             {key for key in getattr(other, name) if name != "migrate_table" or key[0] != key[1]}

@@ -33,8 +33,7 @@ class Physics:
 
     @classmethod
     def fit(cls, points: Mapping[tuple[int, int], float]) -> "Physics":
-        """Returns the fit with the least squares of relative errors over {(rows, length):
-        seconds}."""
+        """Returns the fit with least squared relative errors over {(rows, length): seconds}."""
         rows, lengths = np.array(list(points), float).T
         seconds = np.array(list(points.values()))
         parts = np.stack([np.ones_like(rows), rows, rows * lengths], axis=1)
@@ -67,15 +66,12 @@ class Surface:
         return Physics.fit(self.points)
 
     def cover(self, rows: int, length: int) -> tuple[int, int]:
-        """Returns the bucket that a load of this size runs in; past the last bucket, the load
-        itself."""
+        """Returns the bucket in which a load runs; past the last bucket, the load itself."""
         return _cover(self.rows, rows), _cover(self.lengths, length)
 
     def __call__(self, rows: int, length: float) -> float:
-        """Returns the seconds of a bucket: as measured, or interpolated from its neighbours.
-
-        A bucket below the smallest costs what the smallest costs.
-        """
+        """Returns the seconds of a bucket: as measured, or interpolated from its neighbours. A
+        bucket below the smallest costs what the smallest costs."""
         at: tuple[int, Any] = rows, length  # of the bucket itself, mostly
         if at in self.points:
             return self.points[at]
@@ -85,27 +81,23 @@ class Surface:
 
     def reading(self, rows: int, longest: float, tokens: float) -> float:
         """Returns the seconds of a bucket of `rows` rows that hold `tokens` tokens together, each
-        at most `longest`.
-
-        This holds for kernels that read only the tokens in the cache. They take as long as for rows
-        of average length, and at least as long as for the longest row alone, if that is known.
-        """
+        at most `longest`. This holds for kernels that read only the tokens in the cache. They take
+        as long as for rows of average length, and at least as long as for the longest row alone, if
+        that is known."""
         seconds = self._read(rows, tokens / rows)
         if self.rows[0] > 1:
             return seconds
         return max(seconds, self._read(1, min(longest, tokens)))
 
     def _read(self, rows: int, tokens: float) -> float:
-        """Returns the seconds with `tokens` in each row; below the shortest of several lengths by
-        physics."""
+        """Returns the seconds with `tokens` tokens in each row, by physics below known lengths."""
         if tokens >= self.lengths[0] or len(self.lengths) == 1:
             return self(rows, tokens)
         known = self(rows, self.lengths[0])
         return known * self.physics(rows, tokens) / self.physics(rows, self.lengths[0])
 
     def _line(self, rows: int, length: float) -> float:
-        """Returns the seconds with a measured number of rows, at a length that may not have been
-        measured."""
+        """Returns the seconds with `rows` rows, which were measured, at any length."""
         return _between(
             length,
             self._lines[rows],

@@ -61,14 +61,12 @@ class SwitchCosts:
         return SwitchCosts((*self.seen, switch)[-MOST_SEEN:])
 
     def aged(self) -> "SwitchCosts":
-        """Returns the costs a rollout later: old switches weigh less, until the profile alone
-        predicts."""
+        """Returns the costs a rollout later: old switches weigh less, the profile more."""
         return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
 
     def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
-        """Returns the predicted seconds to reshard, float[from, to], with `extra`, which all
-        switches have. `profile_s` has the profiled seconds, float[from, to], which are 0 on the
-        diagonal only."""
+        """Returns predicted seconds to reshard, float[from, to], with `extra`, which all switches
+        have. `profile_s` has the profiled seconds, float[from, to], 0 only on the diagonal."""
         if not self.seen:
             return profile_s
         factor = np.full_like(profile_s, 1 + self._common)
@@ -90,8 +88,7 @@ class SwitchCosts:
         return max(LEAST, 1 + self._common + own)
 
     def pages(self, profile_s: float) -> float:
-        """Returns the predicted seconds to move pages without weights; the profile has
-        `profile_s`."""
+        """Returns the predicted seconds to move pages alone, profiled as `profile_s`."""
         if not self.seen:
             return profile_s
         return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)

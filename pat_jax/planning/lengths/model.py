@@ -37,12 +37,9 @@ class PromptMeans:
 
     def updated(self, lengths: np.ndarray, prompt: np.ndarray) -> "PromptMeans":
         """Returns the means after a rollout: `lengths` has the tokens of each response,
-        int[responses], and `prompt` the id of its prompt.
-
-        A prompt's mean so far weighs as much as this rollout's. A new prompt is remembered while
-        there is room. No old one is dropped for it: as prompts recur in turn, each would be dropped
-        shortly before it is needed.
-        """
+        int[responses], and `prompt` the id of its prompt. A prompt's mean so far weighs as much as
+        this rollout's. A new prompt is remembered while there is room. No old one is dropped for
+        it: as prompts recur in turn, each would be dropped shortly before it is needed."""
         ids, of = np.unique(prompt, return_inverse=True)
         mean = np.bincount(of, lengths) / np.bincount(of)
         mean = np.round((self.expected(ids, mean) + mean) / 2, 1)  # short in a checkpoint
@@ -206,13 +203,11 @@ class StreamedLengths:
 
 
 def mean_moments(most: int) -> np.ndarray:
-    """Returns the lengths at which `mean_tokens` needs the survival curve of at most `most`
-    tokens."""
+    """Returns the lengths at which `mean_tokens` needs the curve of at most `most` tokens."""
     return np.unique(((most - 1) * np.linspace(0, 1, MEAN_POINTS) ** 2).astype(int))
 
 
 def mean_tokens(alive: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Returns the mean length by each curve `alive`, float[curves]: the sum of P(longer than t)
-    over the tokens t, by the trapezoidal rule. `moments` are the t at which the curves are
-    known."""
+    """Returns the mean length by each curve, float[curves]: the sum over t of P(longer than t), by
+    the trapezoidal rule. `alive` has this P for each t in `moments`."""
     return np.trapezoid(alive, moments, axis=1) + (alive[:, 0] + alive[:, -1]) / 2

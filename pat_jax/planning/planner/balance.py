@@ -16,11 +16,9 @@ from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, replica: np.ndarray) -> float:
     """Returns the profiled seconds to move the sequences of `load` to the replicas `replica`,
-    int[running]; infinite if no such move was measured. At least one sequence must move.
-
-    Pages that go to the replica at the same distance share rounds (`engine/relocation/rounds.py`).
-    For each distance, the replica with most to send sets the number of rounds.
-    """
+    int[running]; infinite if no such move was measured. At least one sequence must move. Pages that
+    go to the replica at the same distance share rounds (`engine/relocation/rounds.py`). For each
+    distance, the replica with most to send sets the number of rounds."""
     moved = np.flatnonzero(replica != load.replica)
     tokens = np.zeros((split.dp, split.dp))
     distance = (replica - load.replica)[moved] % split.dp
@@ -89,8 +87,7 @@ class Unevenness:
 
 
 def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> float:
-    """Returns the seconds of a decode step of `load` if the fullest replica has `fullest`
-    sequences."""
+    """Returns seconds of a step of `load` with `fullest` sequences in the fullest replica."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     running = np.full_like(rows, load.running)

@@ -68,6 +68,5 @@ class RegretBudget:
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
     def must_save(self, cost_s: float) -> float:
-        """Returns the seconds that a switch past the budget must be predicted to save beyond its
-        cost."""
+        """Returns the seconds that a switch past the budget must save beyond its cost."""
         return MULTIPLE * cost_s

@@ -108,8 +108,8 @@ class CostTables:
         return np.maximum(seconds, alone) - spared
 
     def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Returns the seconds with `tokens` in each of `rows` rows, which run in the bucket at
-        index `row`."""
+        """Returns the seconds with `tokens` in each of `rows` rows, in the bucket at index
+        `row`."""
         last = len(self.lengths) - 1
         high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
         low = np.maximum(high - 1, 0)
@@ -136,8 +136,7 @@ class CostTables:
         return seconds * (context / self.round_tokens)
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Returns the seconds to prefill `fullest` rows of `context` tokens; all are [to,
-        moment]."""
+        """Returns the seconds to prefill `fullest` rows of `context` tokens, all [to, moment]."""
         rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
         calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
         # Lower positions come first: the calls done once rows are as long as each bucket.
@@ -164,8 +163,7 @@ class CostTables:
 
 
 def _physics(surfaces: Mapping[Split, Surface], splits: Sequence[Split]) -> np.ndarray:
-    """Returns the parts of each layout's `Physics`, [split, part]; constant if it was not
-    measured."""
+    """Returns the parts of each layout's `Physics`, [split, part]; constant if unmeasured."""
     unknown = Physics(1.0, 0.0, 0.0)
     known = [surfaces[split].physics if split in surfaces else unknown for split in splits]
     return np.array([astuple(physics) for physics in known])

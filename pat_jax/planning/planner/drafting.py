@@ -34,8 +34,7 @@ class Drafting:
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
-        """Returns the prediction for the layout at index `split`, whose steps take `times` their
-        priced seconds."""
+        """Returns the prediction for layout `split`, if steps take `times` their priced seconds."""
         step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
@@ -96,8 +95,7 @@ def _may_draft(
     forecast: Forecast,
     limits: DraftLimits,
 ) -> np.ndarray:
-    """Returns whether drafts have a program, and room in a draft model's cache: bool[split,
-    moments]."""
+    """Returns whether drafts have a program and room in a model's cache, bool[split, moments]."""
     rows = pressure.rows.max(axis=0)
     is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
     # Few rows have no programs for small numbers, many rows none for large ones: see `Drafts.of`.

@@ -172,8 +172,7 @@ class _Prospects:
         return np.minimum(context, (load.context + load.remaining_tokens).max())
 
     def fullest(self, dp: int, current: Split | None, rows_vary: bool) -> np.ndarray:
-        """Returns the running sequences of the fullest of `dp` replicas, float[outcomes,
-        moments]."""
+        """Returns running sequences of the fullest of `dp` replicas, float[outcomes, moments]."""
         members = _in_replicas(self.count, dp, current)
         now = members[:, : self.num_running]
         most = now.sum(axis=1).max()  # none is ever fuller than now
@@ -191,8 +190,7 @@ class _Prospects:
 def _survival(
     load: Load, lengths: LengthModel, moments: np.ndarray
 ) -> tuple[SequenceClasses, np.ndarray]:
-    """Returns classes of sequences, and P(a member runs at each moment), float64[classes,
-    moments]."""
+    """Returns classes of sequences, and P(a member runs), float64[classes, moments]."""
     # Nothing runs past its limit; where that lies between two moments does not matter.
     num_alive = np.searchsorted(moments, load.remaining_tokens)
     kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
@@ -201,8 +199,7 @@ def _survival(
 
 
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
-    """Returns decode steps from now, from 0 to `horizon`: denser near the present, where decisions
-    are."""
+    """Returns steps from now, 0 to `horizon`: denser near the present, where decisions are."""
     grid = np.linspace(0, 1, num_moments + 1) ** 2
     return np.unique(np.round(horizon * grid).astype(int))
 

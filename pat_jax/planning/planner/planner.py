@@ -45,8 +45,7 @@ GRID = 48  # number of future moments that a plan prices
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """Returns the layout in which a rollout of `load` begins. `load` has all sequences in
-        replica 0."""
+        """Returns the layout in which a rollout begins; `load` has all sequences in replica 0."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
@@ -199,8 +198,7 @@ class CostModelPlanner(Planner):
             self.balance_costs = self.balance_costs.observed(seen)
 
     def _evened(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Plan:
-        """Returns `plan` with the best of the `options`, if one saves more than `SAFETY` times its
-        cost."""
+        """Returns `plan` with the best option, if it saves more than `SAFETY` times its cost."""
         split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
         options = [replica for replica in options if self._may_pay(load, split, replica)]
@@ -224,8 +222,7 @@ class CostModelPlanner(Planner):
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
-        """Returns the seconds to the rollout's end under `plan`, and the profiled seconds of a step
-        now in each layout."""
+        """Returns seconds to the end under `plan`, and profiled seconds of a step by layout."""
         here = self.splits.index(plan.split)
         _, costs = self._outlook(load, plan.split)
         seconds = float(costs.run[here].sum())
@@ -236,8 +233,7 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """Returns the forecast of `load`, and its costs; layouts that do not fit are never
-        chosen."""
+        """Returns the forecast of `load`, and its costs; no layout is chosen that does not fit."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.running >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
@@ -255,8 +251,7 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Returns whether a switch is within the budget, or saves `must_save` by
-        `sober_factors`."""
+        """Returns whether a switch is in the budget, or saves `must_save` by `sober_factors`."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)

@@ -28,8 +28,7 @@ class PoolPressure:
     def of(
         cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
     ) -> "PoolPressure":
-        """Returns `forecast` for the pools of `memory`. Without `memory`, pools hold every
-        sequence."""
+        """Returns `forecast` for the pools of `memory`; if None, they hold every sequence."""
         pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
             pressure = _pressure(forecast, splits, memory)
@@ -49,13 +48,10 @@ class PoolPressure:
 
 def _pressure(forecast: Forecast, splits: Sequence[Split], memory: MemoryModel) -> np.ndarray:
     """Returns the steps that it takes until each running sequence has made one, float[splits,
-    moments].
-
-    If sequences need more than the pools, some wait while others run. The tokens that they hold,
-    summed over all steps, are the same no matter who waits: if they need k times the pools, there
-    are k times the steps, with fewer rows each. The result is below one if others wait and will
-    find room because each sequence holds less than now.
-    """
+    moments]. If sequences need more than the pools, some wait while others run. The tokens that
+    they hold, summed over all steps, are the same no matter who waits: if they need k times the
+    pools, there are k times the steps, with fewer rows each. The result is below one if others wait
+    and will find room because each sequence holds less than now."""
     pools = np.array([memory.page_size * (memory.pages[split] - 1) for split in splits])
     each = forecast.mean_context + memory.page_size / 2  # the last page is half empty
     # On average half a sequence's pages stay free: too few for the next one.

@@ -74,8 +74,7 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """Returns the costs if steps take `times` as long, float[split]; `shared` stays as it
-        is."""
+        """Returns the costs if steps take `times` as long, float[split]; `shared` stays."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
@@ -91,8 +90,7 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """Returns the only measured way to carry the KV cache at moment `at`, or None if both are
-        measured."""
+        """Returns the only measured way to carry the KV cache at moment `at`; None if both are."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None

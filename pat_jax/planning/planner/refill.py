@@ -26,8 +26,7 @@ class Refill:
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Returns the predicted mean tokens of the responses that have not begun, each cut at its
-    limit."""
+    """Returns the predicted mean tokens of responses not begun yet, each cut at its limit."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
     alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)
@@ -70,8 +69,7 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 
 def _queue(load: Load) -> float:
-    """Returns the waiting sequences that count: at most those that fill all rows `MOST_TURNS`
-    times."""
+    """Returns the waiting sequences that count: at most `MOST_TURNS` times all rows."""
     return float(min(load.waiting, MOST_TURNS * load.running))
 
 
