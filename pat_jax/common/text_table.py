@@ -29,8 +29,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def shown(cell: Cell) -> str:
-    """Formats a number with three significant digits; integers and numbers from 1,000 stay
-    whole."""
+    """Returns a cell as text: numbers with three significant digits; integers and numbers from
+    1,000 stay whole."""
     if cell is None:
         return ""
     if isinstance(cell, str):

@@ -58,8 +58,8 @@ def recorded() -> Iterator[Timeline]:
 
 @contextmanager
 def stage(name: str, devices: Iterable[Device]) -> Iterator[None]:
-    """Marks what is done while entered as a stage. Wait for the results before it ends: JAX still
-    computes them when a call has returned."""
+    """While entered, marks what is done as a stage of this name on these devices. Wait for the
+    results before it ends: JAX still computes them when a call has returned."""
     begin = time.perf_counter()
     with jax.profiler.TraceAnnotation(name):
         yield

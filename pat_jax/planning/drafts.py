@@ -70,8 +70,7 @@ Numbers = float | np.ndarray
 
 
 def _prior_accepted(is_generated: bool) -> np.ndarray:
-    """Returns the prior P(token right | those before it), float[draft or branch, kinds,
-    MAX_RUN]."""
+    """Returns the prior P(right | tokens before are), float[draft or branch, kinds, MAX_RUN]."""
     nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
     known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
     if is_generated:

@@ -30,7 +30,7 @@ def most_held(
         return np.bincount(at, weights, replicas * windows).reshape(replicas, windows)
 
     def going_on(weights: np.ndarray) -> np.ndarray:
-        """The sum of `weights` over the sequences that end in a later window."""
+        """Returns the sum of `weights` over the sequences that end in a later window."""
         table = summed(weights)
         return table[:, ::-1].cumsum(axis=1)[:, ::-1] - table
 

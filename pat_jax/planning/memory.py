@@ -60,14 +60,16 @@ class MemoryModel:
         return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Returns the bytes if the pool just holds `sequences` prompts of `prompt` tokens."""
+        """Returns the bytes that the layout takes if its pool has just room for `sequences` prompts
+        of `prompt` tokens."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)
         return held + self.page[split] * pages
 
     def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Returns the fullest replica's pages for `fullest` sequences of `tokens` tokens each."""
+        """Returns the pages that the fullest replica needs for `fullest` sequences of `tokens`
+        tokens each."""
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:

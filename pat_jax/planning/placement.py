@@ -53,7 +53,7 @@ class Placement:
         return len(set(self.places.values())) == 1
 
     def are_apart(self, one: PlacedRole, other: PlacedRole) -> bool:
-        """Whether two roles have no device in common."""
+        """Returns whether two roles have no device in common."""
         return not {*self.places[one]} & {*self.places[other]}
 
 

@@ -28,7 +28,8 @@ def memory(report: PlanReport) -> Table:
 
 
 def steps(times: StepTimes) -> Iterator[Table]:
-    """Yields a table in ms for each context length; a star marks each line's fastest layout."""
+    """Yields a table of decode steps in ms for each context length. A star marks the fastest layout
+    of each line."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
             [str(running), *starred([s and 1e3 * s for s in line])]

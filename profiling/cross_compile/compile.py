@@ -64,9 +64,9 @@ def compile_for(
     folder: Path = PLAN_DIR,
     texts: Path | None = None,
 ) -> Compilation:
-    """Compiles every layout's programs as the target would run them, or reads kept records. Raises
-    UserError if the compiler is not installed, refuses the target, or died; or no layout divides
-    the model.
+    """Returns every layout's programs, compiled as the target would run them, or their kept
+    records. Raises UserError if the compiler is not installed, refuses the target, or died; or no
+    layout divides the model.
 
     Args:
       progress: called after each program.

@@ -232,8 +232,7 @@ class Composer(LayerTimes):
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """Returns the latency model for `buckets`. The draft model, if any, is on the same
-        chips."""
+        """Returns the latency model for `buckets`. A draft model is on the same chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}
@@ -262,7 +261,8 @@ class Composer(LayerTimes):
         )
 
     def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens of all replicas, and their seconds in experts: `LatencyModel.routed`."""
+        """Returns `LatencyModel.routed`: numbers of tokens, and the seconds of all layers'
+        experts."""
         num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
         tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
         each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]

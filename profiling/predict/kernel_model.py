@@ -75,12 +75,14 @@ class ModelledKernels:
         return self._product("gemm", (m, n, k), 1, self.weight_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
-        """Returns those of a product of the output head, whose weights are never quantized."""
+        """Returns the milliseconds of a product of the output head, whose weights are never
+        quantized."""
         return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES))
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Returns those of one kernel with products of `rows` rows of k numbers with the [k, n] of
-        their experts. It reads the weights of the `active` experts only: those that have rows."""
+        """Returns the milliseconds of one kernel with products of `rows` rows of k numbers with the
+        [k, n] of their experts. It reads the weights of the `active` experts only: those that have
+        rows."""
         return self._product("grouped", (rows, n, k), active, self.weight_bytes)
 
     def _product(
@@ -103,7 +105,8 @@ class ModelledKernels:
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Returns those of causal attention of `rows` prompts of `length` tokens each."""
+        """Returns the milliseconds of causal attention of `rows` prompts of `length` tokens
+        each."""
         del kv_heads
         share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
@@ -112,7 +115,8 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
 
     def elementwise(self, num_bytes: float) -> float:
-        """Returns those of one fused kernel, such as a norm, that reads and writes `num_bytes`."""
+        """Returns the milliseconds of one fused kernel, such as a norm, that reads and writes
+        `num_bytes`."""
         share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
@@ -122,7 +126,8 @@ class ModelledKernels:
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """Returns those of a gather of `elements` bfloat16 numbers, evenly from all devices."""
+        """Returns the milliseconds of a gather of `elements` bfloat16 numbers in total, of which
+        each device has a share."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:

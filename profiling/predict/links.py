@@ -44,7 +44,8 @@ def launch_s(sums: Sums) -> float:
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
-    """Returns the seconds that `devices` devices wait for each other in a collective; TPUs: 0."""
+    """Returns the seconds that `devices` devices wait for each other at a collective, or 0 for
+    TPUs."""
     if chip.platform == "tpu":
         return 0.0
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
@@ -164,7 +165,8 @@ class TorusLinks:
         return self.chip.link_bytes_s / self.chip.links
 
     def _is_ring(self, axis: int, size: int) -> bool:
-        """Returns whether an axis is a ring: a multiple of 4 on v5p, else the axis of a pod."""
+        """Returns whether an axis is a ring: on v5p a multiple of 4, on v5e and v6e that of a whole
+        pod."""
         whole = size == self.topology[axis]
         return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
 

@@ -84,7 +84,8 @@ class UpdateTimes:
         return 1e3 * flops / spent_ms
 
     def sent_s(self, one: Collective) -> float:
-        """Returns the seconds of a collective; a reduce-scatter's are a gather's of its input."""
+        """Returns the seconds of one collective. A reduce-scatter takes as long as a gather of its
+        input."""
         if one.group == 1:
             return 0.0
         match one.kind:

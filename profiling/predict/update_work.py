@@ -166,7 +166,7 @@ class UpdateWork:
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
-        """Returns operations and bytes of attention. Each pass moves queries, results, keys,
+        """Returns operations and bytes of attention. A pass moves queries, results, keys and
         values."""
         model = self.model
         width = model.num_layers * model.head_dim

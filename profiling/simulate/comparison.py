@@ -100,7 +100,7 @@ class Series:
 
 
 def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Comparison:
-    """Replays every rollout of a series.
+    """Replays every rollout of a series with the planner, and in every static layout.
 
     The planner knows the machine's latency model, and has learned the lengths of one earlier
     rollout; it learns from each that ends. If drafts have programs, another planner uses them. It
@@ -163,7 +163,8 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
 ) -> list[RolloutReport]:
-    """Replays all rollouts in one layout; replicas are kept even if such moves were measured."""
+    """Replays all rollouts in one layout. Sequences move to even out its replicas if such moves
+    were measured."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)

@@ -67,7 +67,8 @@ class DraftSource:
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSource":
-        """Returns a `--speculation.source` whose tokens are each right with P = `accepted`."""
+        """Returns the source of drafts that a model generates, each token right with probability
+        `accepted`. `source` is the option `--speculation.source`."""
         origin = (
             f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"

@@ -1,7 +1,8 @@
 """The oracle: the best path that a planner could have taken had it known every response length.
 
-Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
-layout, and the way in which sequences are spread over its replicas:
+Dynamic programming over (moment x state), with the true lengths and the true costs. A moment is a
+decode step at which the stop condition is tested. A state is a layout, and the way in which
+sequences are spread over its replicas:
 
     risen   placed in the first layout, and since then merged by migration only: the replica of each
             sequence is known exactly, whenever the switches happened

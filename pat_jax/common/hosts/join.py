@@ -26,8 +26,8 @@ _MOMENT_S = 1.0
 
 
 def join(config: DistributedConfig) -> ProcessGroup:
-    """Connects to the other processes of this run, if there are any. Raises UserError if they
-    cannot be reached."""
+    """Connects to the other processes of this run, if there are any, and returns the group of all.
+    Raises UserError if they cannot be reached."""
     place = find_place(config, os.environ)
     if place is None or not process_group().is_alone:
         return process_group()

@@ -134,7 +134,8 @@ class ProcessGroup:
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
-        """Prints why this process cannot go on, and ends all. Does nothing if it is alone."""
+        """Prints why this process cannot go on and ends all of them; does nothing if it is
+        alone."""
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)

@@ -23,7 +23,8 @@ _PACKAGE = "pat_jax."
 
 
 def to_bytes(value: object) -> bytes:
-    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of another type."""
+    """Returns a value as JSON. Raises TypeError if it, or a part of it, is of a type that this
+    module does not write."""
     return json.dumps(_written(value)).encode()
 
 

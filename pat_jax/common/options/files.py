@@ -21,8 +21,8 @@ class Setting:
 
 
 def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> dict[str, Setting]:
-    """Adds the options that some of the settings stand for. An option that the same source sets
-    directly wins."""
+    """Returns the settings, with the options added that some of them stand for. An option that the
+    same source sets directly wins."""
     found: dict[str, Setting] = {}
     for name, setting in settings.items():
         option, value = options[name], " ".join(setting.texts)

@@ -152,7 +152,8 @@ class LatencyModel:
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """Returns the seconds of a round of pages between a layout's replicas, or infinity."""
+        """Returns the seconds of one round of pages between the replicas of a layout, or infinity
+        if it was not measured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:

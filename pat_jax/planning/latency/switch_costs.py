@@ -88,7 +88,8 @@ class SwitchCosts:
         return max(LEAST, 1 + self._common + own)
 
     def pages(self, profile_s: float) -> float:
-        """Returns the predicted seconds to move pages alone, profiled as `profile_s`."""
+        """Returns the predicted seconds of a move of pages alone, which the profile has as
+        `profile_s`."""
         if not self.seen:
             return profile_s
         return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)

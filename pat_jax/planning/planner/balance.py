@@ -87,7 +87,8 @@ class Unevenness:
 
 
 def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> float:
-    """Returns seconds of a step of `load` with `fullest` sequences in the fullest replica."""
+    """Returns the seconds of a decode step of `load` if the fullest replica has `fullest`
+    sequences."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     running = np.full_like(rows, load.running)

@@ -108,8 +108,7 @@ class CostTables:
         return np.maximum(seconds, alone) - spared
 
     def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Returns the seconds with `tokens` in each of `rows` rows, in the bucket at index
-        `row`."""
+        """Returns the seconds with `tokens` in each of `rows` rows, which run in bucket `row`."""
         last = len(self.lengths) - 1
         high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
         low = np.maximum(high - 1, 0)

@@ -90,7 +90,8 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """Returns the only measured way to carry the KV cache at moment `at`; None if both are."""
+        """Returns the only measured way to carry the KV cache at moment `at`, or None if both ways
+        are measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
