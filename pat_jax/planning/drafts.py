@@ -70,7 +70,8 @@ Numbers = float | np.ndarray
 
 
 def _prior_accepted(is_generated: bool) -> np.ndarray:
-    """Returns the prior P(right | tokens before are), float[draft or branch, kinds, MAX_RUN]."""
+    """Returns the prior P(a token is right | those before it are), float[draft or branch, kinds of
+    match, MAX_RUN]."""
     nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
     known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
     if is_generated:
@@ -92,8 +93,8 @@ def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]
 
 
 class Ways(NamedTuple):
-    """Means over the steps of all runs, by the room for draft tokens: draft tokens that a row
-    verifies, and tokens that it generates."""
+    """Tables over the room for draft tokens: how many of them a row verifies in a step, and how
+    many tokens it then generates. All numbers are means over the steps of all runs."""
 
     # float[1 + thresholds], draft tokens of a row: 0, then one number per `THRESHOLDS`, descending
     verified: np.ndarray

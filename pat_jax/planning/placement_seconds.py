@@ -36,8 +36,7 @@ def placement_seconds(
       stages: seconds of each stage with `flatten`.
       half_rollout_s: seconds of the same rollout on half of the devices.
       names: the placements to return in addition to `flatten`.
-      reads_as_they_end: whether models on other devices than the rollout's read responses during
-        it.
+      reads_as_they_end: whether models on other devices read responses while the rollout runs.
     """
     transfer_s = stages.get(TRANSFER, 0.0)
     both_s = stages.get(ROLLOUT, 0.0) + transfer_s

@@ -39,7 +39,7 @@ def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks
 
 
 def launch_s(sums: Sums) -> float:
-    """Returns the seconds to launch a collective outside of a CUDA graph, or 0 inside one."""
+    """Returns the seconds to launch a collective: 0 unless it is outside of a CUDA graph."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 

@@ -100,7 +100,7 @@ class UpdateWork:
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
     ep: int = 1  # number of devices over which experts are divided
-    hosts: int = 1  # number of hosts over which devices with the same parameters are spread
+    hosts: int = 1  # hosts over which devices with the same part of the parameters are spread
 
     def scores(self, rows: Rows) -> Work:
         """Returns the work of a forward pass that computes log-probabilities."""
@@ -161,8 +161,8 @@ class UpdateWork:
         return float(chunks * each * self._head)
 
     def _last_products(self, tokens: int) -> float:
-        """Returns the operations of the last products of MLPs and experts: no gradient needs
-        them."""
+        """Returns the operations of the last products of MLPs and experts, whose results no
+        gradient needs."""
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:

@@ -219,8 +219,8 @@ class LatencyModel:
         """Returns the model of an engine with these buckets, whose seconds are measured or
         interpolated.
 
-        Other buckets of the profile are dropped: some loads would get the time of a program that
-        the engine does not have. A layout without measurements is left out.
+        Other buckets of the profile are dropped: they would give some loads the time of a program
+        that the engine does not have. A layout without measurements is left out.
 
         Args:
           rows: row buckets of one replica, by layout.

@@ -11,8 +11,9 @@ from pat_jax.planning.planner.refill import horizon, refill
 from pat_jax.planning.types import Load, Split
 
 MAX_CLASSES = 64  # bounds the work for any number of sequences
-# Outcomes for the number of rows, in standard deviations, and their weights (Gauss-Hermite, three
-# points). All are priced: by buckets, the expected cost is not the cost of the expected rows.
+# Three outcomes for the number of running sequences, in standard deviations from the expected
+# number, and their weights (Gauss-Hermite). All are priced: a step costs what its row bucket costs,
+# so the expected cost is not the cost of the expected number.
 OUTCOMES = np.sqrt(3.0) * np.array([0.0, -1.0, 1.0])
 WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
 

@@ -69,7 +69,7 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 
 def _queue(load: Load) -> float:
-    """Returns the waiting sequences that count: at most `MOST_TURNS` times all rows."""
+    """Returns how many waiting sequences count: at most `MOST_TURNS` for each running one."""
     return float(min(load.waiting, MOST_TURNS * load.running))
 
 
