@@ -1,7 +1,7 @@
 """`python -m pat_jax.evaluate`: pass@k and mean reward of a model, with intervals.
 
 All samples of all files go through one session of the engine. Each sample is scored as soon as it
-ends, by `run/evaluation.py`, which also evaluates in training.
+ends, by `run/evaluation.py`, which training runs use too.
 """
 
 import sys

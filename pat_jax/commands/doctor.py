@@ -30,7 +30,7 @@ from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train
 from pat_jax.training.build import DTYPES
 
-LARGEST_GAP = 0.1  # nats: mean difference of log-probabilities, rollout against trainer
+LARGEST_GAP = 0.1  # nats: allowed mean gap between the rollout's and trainer's log-probabilities
 # What the user can do if a part fails.
 ADVICE = {
     "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
@@ -99,8 +99,8 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
 
 
 def iteration_found(devices: Sequence[Device]) -> Finding:
-    """Trains a tiny model for one iteration, and reports its times and whether rollout and trainer
-    agree."""
+    """Trains a tiny model for one iteration. Returns its times, and whether the log-probabilities
+    of rollout and trainer agree."""
     output = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(output), redirect_stdout(output):
         row = _iteration(len(devices), Path(folder) / "run")
@@ -145,6 +145,6 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
 
 
 def _lengths(completions: Sequence[str], **columns: object) -> list[float]:
-    """Rewards length, so that responses have different rewards."""
+    """A reward function: longer responses get more, so that rewards differ."""
     del columns
     return [float(len(text)) for text in completions]

@@ -29,7 +29,7 @@ from pat_jax.run.start.heldout import set_names
 from pat_jax.run.start.task import find_files
 from pat_jax.training.text_scorer import TextScorer
 
-AT_ONCE = 128  # pairs that are scored between two moves of the bar
+AT_ONCE = 128  # number of pairs scored between two updates of the progress bar
 
 
 def evaluate_pairs(config: EvaluateConfig) -> None:
@@ -67,7 +67,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
 
 
 def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairSplits]:
-    """Reads the pairs of each file or pattern, by its name."""
+    """Returns the pairs of each file or pattern of --data, by its name."""
     asked, context = config.reward_model.max_length, given.shape.max_position
     expected = f"at most the {context:,} tokens of the context of {config.reward_model.model!r}"
     require(asked is None or asked <= context, "reward_model.max_length", asked, expected)

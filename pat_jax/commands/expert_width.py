@@ -1,4 +1,4 @@
-"""Settles `--rollout.expert_width auto` by the devices of a run, before the run is built."""
+"""Replaces `--rollout.expert_width auto` by a number for a run's devices, before it is built."""
 
 import logging
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 def with_width(config: Run, devices: Sequence[Device]) -> Run:
-    """Returns the options with a number in place of `--rollout.expert_width auto`. They stay as
-    they are without experts, on unknown devices, and if rollouts have devices of their own."""
+    """Returns the options with a number in place of `--rollout.expert_width auto`. They do
+    not change without experts, on unknown devices, and if rollouts have their own devices."""
     rollout, model = config.rollout, model_config(config.task, config.layout_choice, devices)
     if model.experts is None or config.placement not in (
         PlacementConfig(),

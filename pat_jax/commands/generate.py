@@ -121,15 +121,15 @@ def _asked(
     tokenizer: Tokenizer | None,
     most: Reach,
 ) -> Reach:
-    """Returns the engine size that a file of prompts needs, at most `most`."""
+    """Returns the numbers that size an engine for a file of prompts, none above those of `most`."""
     assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
     line = (config.overrides, recommended, tokenizer)
     return reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
-    """Returns the sampling of a checkpoint's `generation_config.json`, if any. `do_sample: false`
-    is greedy. Raises UserError if the file is not a JSON object, or has an impossible value."""
+    """Returns the sampling options of a checkpoint's `generation_config.json`, if it exists;
+    `do_sample: false` becomes greedy sampling. Raises UserError if the file is invalid."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()

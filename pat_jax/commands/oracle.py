@@ -1,4 +1,4 @@
-"""The command `simulate --trace`: compares the path of a recorded rollout with the oracle's."""
+"""The command `simulate --trace`: compares a recorded rollout's layouts with the oracle's path."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,10 @@ from pat_jax.run.results.saved_run import SavedRun, read_trace
 
 @dataclass(frozen=True)
 class PathRegret:
-    """The regret of one recorded rollout, by the times of a profile."""
+    """The regret of one recorded rollout: its time over the oracle's, both by one profile."""
 
     trace: RolloutTrace
-    profile: Path  # the file of the prices
+    profile: Path  # the file of the profile
     regret: Regret
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
 
 
 def question_of(config: PlanConfig, command: str) -> Question:
-    """Builds what a plan has to answer from the options. Writes and compiles nothing. Raises
+    """Returns the question for a plan, from the options. Writes and compiles nothing. Raises
     UserError if anything in the options is wrong."""
     target, model = Target.parse(config.target), model_of(config.model)
     width = settled_width(target, model, config, config.experts, config.responses)

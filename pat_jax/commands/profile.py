@@ -35,7 +35,7 @@ SAVE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class Measured:
-    """A profile, and its file."""
+    """A profile of this machine, and the file that holds it."""
 
     profile: Profile
     path: Path
@@ -111,9 +111,9 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """Returns the profile in the file; None if there is no file, or with --remeasure. Raises
-    ProfileError unless the file has times of the shards of the target `shards_of`, or of whole
-    devices if that is empty."""
+    """Returns the profile in the file `path`, or None without that file or with --remeasure. The
+    file must have times of the shards of the target `shards_of`, or of whole devices if that is
+    empty; otherwise raises ProfileError."""
     if not path.is_file() or config.remeasure:
         return None
     known = load_profile(path, subject)
@@ -129,8 +129,8 @@ def known_profile(
 def saving(
     show: Callable[[int, int], None], save: Callable[[], None]
 ) -> Callable[[int, int], None]:
-    """Returns a callback for each measured program: it calls `show`, and every 10 seconds
-    `save`."""
+    """Returns a callback to be called after each measured program. It calls `show`, and `save`
+    every 10 seconds."""
     saved = time.monotonic()
 
     def tick(done: int, total: int) -> None:
@@ -150,8 +150,8 @@ def kept(profile: Profile, path: Path) -> Measured:
 
 
 def check_writable(path: Path, what: str = "profile") -> None:
-    """Creates the folder, and raises UserError if no file can be written there. Called before the
-    minutes of measuring."""
+    """Creates the folder of `path`, and raises UserError if no file can be written there. Called
+    before measuring, which takes minutes."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))
@@ -173,7 +173,7 @@ def measure(
     known: Profile | None,
     path: Path,
 ) -> Profile:
-    """Measures the times that `known` lacks. Saves the profile to `path` again and again."""
+    """Measures the times that `known` lacks. Saves the profile to `path` every 10 seconds."""
     with counting("compiling", disable=False) as show:
         engine.compile(show)
     with counting("measuring", disable=False) as show:

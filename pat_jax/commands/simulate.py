@@ -42,7 +42,7 @@ class Answer:
 
     what_if: WhatIf
     comparison: Comparison
-    unmeasured: str  # loads that are larger than all measured ones
+    unmeasured: str  # a text on replayed loads beyond the measured ones; empty: none
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,13 +54,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The answers to all what-if questions, which share a machine and response lengths."""
+    """The answers to all what-if questions about one machine and set of response lengths."""
 
     config: SimulateConfig
     profile: Profile
     lengths: ResponseLengths
     answers: Sequence[Answer]
-    told: Sequence[str] = ()  # sentences about drafts
+    told: Sequence[str] = ()  # sentences for the user about drafts
 
     def plot(self, number: int = 0) -> Figure:
         """Draws an answer's first adaptive rollout: running sequences over time, and the layout.
@@ -88,7 +88,7 @@ class Simulated:
 
     @property
     def costs(self) -> str:
-        """A text on where the costs come from."""
+        """A text on the source of the replay's step and switch times."""
         return profile_words(Path(self.config.profile), self.profile)
 
     def to_json(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, longest: int
 ) -> tuple[Drafter, DraftSource | None, tuple[str, ...]]:
-    """Returns the drafter with the drafts that the profile has times of, their source, and notes.
-    Raises UserError if a source was asked for and the profile has none of its drafts."""
+    """Returns a drafter whose drafts the profile has times of, their source, and notes for users.
+    Raises UserError if the profile lacks times for the source that was asked for."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
@@ -200,7 +200,7 @@ def _gains(answers: Sequence[Answer]) -> str:
 
 
 def _with_drafts(found: Comparison) -> list[Cell]:
-    """Returns the cells under `DRAFT_HEADER`, or none without drafts."""
+    """Returns a table row's cells under `DRAFT_HEADER`, or no cells without drafts."""
     if (drafting := found.drafting) is None:
         return []
     faster = found.best_static.mean_s / drafting.mean_s

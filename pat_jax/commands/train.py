@@ -49,14 +49,14 @@ def data_files(config: RunConfig) -> list[str]:
 
 
 def with_files(config: RunConfig, paths: Paths) -> RunConfig:
-    """Returns the options with the paths of all files of problems."""
+    """Returns the options with paths of files in place of the patterns and names of problems."""
     data = replace(config.data, files=paths(config.data.files))
     return replace(config, data=data, eval=replace(config.eval, data=paths(config.eval.data)))
 
 
 def rewards_of(reward: object) -> list[str]:
-    """Returns the value of `--reward`. Functions are written to files, for the processes that
-    score. Raises UserError if one is neither a function nor a text, or cannot be written."""
+    """Returns the value of `--reward`. Functions are written to files, which the processes that
+    score read. Raises UserError if one is neither a function nor a text, or cannot be written."""
     found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     if not found or not all(isinstance(each, str) or callable(each) for each in found):
         raise UserError(
@@ -66,9 +66,9 @@ def rewards_of(reward: object) -> list[str]:
 
 
 def loss_of(loss: object) -> str:
-    """Returns the value of `--algorithm.loss`. A loss, or its class, is written to a file, for this
-    run when it is resumed. Raises UserError if `loss` is none of these and no text, or cannot be
-    written."""
+    """Returns the value of `--algorithm.loss`. A loss, or its class, is written to a file, which a
+    resumed run reads. Raises UserError if `loss` is neither a loss, its class nor a text, or if it
+    cannot be written."""
     if isinstance(loss, str):
         return loss
     if isinstance(loss, Loss) or (isinstance(loss, type) and issubclass(loss, Loss)):

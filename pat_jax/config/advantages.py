@@ -1,4 +1,4 @@
-"""Options of rewards and advantages: what is done to a reward before it is learned from."""
+"""Options of rewards and advantages: how a reward is changed before the policy learns from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,7 +49,8 @@ class AdvantageOptions(Options):
 
 
 def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
-    """Yields options that others restrict: the name, whether the value is valid, what is expected.
+    """Yields for each option that others restrict: its name, whether its value is valid, what is
+    expected.
 
     Args:
       algorithm: the whole `AlgorithmConfig`, whose file imports this one.
@@ -78,7 +79,7 @@ def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
 
 
 def _rules_by_function(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
-    """As `reward_rules`, where each reward function's scores are compared separately."""
+    """Yields as `reward_rules` does, if each reward function's scores are compared separately."""
     alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
     unsummed = f"{alone}, which has no sum of rewards"
     yield "baseline", algorithm.baseline == "group", f"group {alone}"

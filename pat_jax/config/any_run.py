@@ -37,7 +37,7 @@ class AnyRun(UpdateOptions, OnDevices):
     """A run with a folder, which trains a model and can be resumed."""
 
     TRAINED: ClassVar[str] = "policy"  # name of the trained model, for the user
-    LEARNING_RATE: ClassVar[float]  # the default of a run that trains all of the policy
+    LEARNING_RATE: ClassVar[float]  # the default if the whole policy is trained
 
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
@@ -60,7 +60,7 @@ class AnyRun(UpdateOptions, OnDevices):
         self._check_lora()
 
     def _check_lora(self) -> None:
-        """Raises OptionError if options do not go together with adapters, or need them."""
+        """Raises OptionError if an option excludes adapters, or needs adapters that are off."""
         lora = self.lora
         self.need(
             "lora.rank",
@@ -105,7 +105,7 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def export_dirs(self) -> dict[str, str]:
-        """The folders to which trained models are written, by their role; empty: none."""
+        """The folder to which each trained role's model is written, by role; "" for no export."""
         return {"policy": self.checkpoint.export_dir}
 
     @property

@@ -19,14 +19,14 @@ Tuning = TypeVar("Tuning", bound=FineTuning)
 
 
 class Lengths(NamedTuple):
-    """Tokens of the longest prompt and of the longest response."""
+    """Numbers of tokens of the longest prompt and of the longest response."""
 
     prompt: int
     response: int
 
 
 OF_CHECKPOINTS, OF_BUILT_IN_SHAPES = Lengths(512, 1024), Lengths(96, 160)
-LONGEST_EXAMPLE = 1024  # tokens, in supervised fine-tuning
+LONGEST_EXAMPLE = 1024  # default `--max_length` in tokens, in supervised fine-tuning
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
 def settled_examples(
     config: Tuning, context: int, platform: str, *, is_checkpoint: bool = True
 ) -> tuple[Tuning, str]:
-    """Returns the options of a run that learns from files with every `auto` settled, and a note as
-    `settled` does."""
+    """Returns the options of a run that learns from files, with every `auto` settled, and the note
+    that `settled` returns."""
     dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=is_checkpoint)
     if config.max_length is not None:
         return replace(config, compute_dtype=dtype), ""
@@ -70,8 +70,8 @@ def settled_dtype(asked: ComputeDtype, platform: str, *, is_checkpoint: bool) ->
 def _with_lengths(
     rollout: RolloutConfig, usual: Lengths, model: KnownModel
 ) -> tuple[RolloutConfig, str]:
-    """Settles the lengths. In a short context, the prompt takes up to half of it, and the response
-    what is left."""
+    """Settles the lengths of prompt and response. In a short context, the prompt gets at most half,
+    and the response the rest."""
     prompt, response, left = rollout.max_prompt_length, rollout.max_completion_length, {}
     if prompt is None:
         room = model.context // 2 if response is None else model.context - response

@@ -98,7 +98,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _sources(presets: Path | None) -> dict[str, Option]:
-    """Returns the options that stand for others: --config, and --preset if there are presets."""
+    """Returns the options that read others from files: --config, and --preset if there are any."""
     config = Option("config", str, "", "A YAML file of options; may be given more than once.")
     if presets is None:
         return {"config": config}
@@ -108,7 +108,7 @@ def _sources(presets: Path | None) -> dict[str, Option]:
 
 
 def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the full name of each option, and its texts."""
+    """Yields the full name of each option in `argv`, and the texts of its values."""
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -135,7 +135,7 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
 def _settings(
     words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
 ) -> dict[str, Setting]:
-    """Returns what was set, and where. Later sources win, whatever the order of the words."""
+    """Returns each option's value and source. --name wins over --config, and --config over --preset."""
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":

@@ -6,7 +6,7 @@ from typing import Literal
 from pat_jax.config.optimizer import OptimizerState
 
 SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
-SCANNED_FROM = 8  # layers
+SCANNED_FROM = 8  # least number of layers that run as a loop
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MicroBatches:
       tokens: most tokens of a micro-batch, on all devices together.
       prompts: number of prompts in an optimizer step, each with `num_generations` responses.
       min_length: the shortest row's length in tokens.
-      demonstrations: most in one step of the supervised stage; 0: there is no such stage.
+      demonstrations: most demonstrations in a step of the supervised stage; 0: no such stage.
     """
 
     tokens: int
@@ -58,8 +58,8 @@ class MemoryOptions:
 
     Attributes:
       trains_adapters: whether only adapters are trained, so that the optimizer's state is small.
-      micro_batch: the option that sets a micro-batch's size, with its value; empty: it is minimal.
-      learned_from: what the update learns from, which could be shorter, in words.
+      micro_batch: the option of a micro-batch's size, with its value; empty: it is the least.
+      learned_from: a name for what the update learns from, which the user could shorten.
     """
 
     optimizer: OptimizerState

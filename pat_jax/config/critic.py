@@ -41,7 +41,7 @@ class CriticConfig(Options):
     lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
     def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:
-        """Returns the policy's options with the critic's own learning rate and warm-up."""
+        """Returns the policy's optimizer options, with the critic's learning rate and warm-up."""
         rate = self.learning_rate
         if rate is None:
             rate = 10 * _RATE if self.lora.is_on else _RATE
@@ -49,7 +49,7 @@ class CriticConfig(Options):
 
 
 def critic_source(critic: str, rewards: Sequence[str], policy: str) -> str:
-    """Returns the model that the critic begins as; empty: the policy.
+    """Returns the name of the model that the critic begins as, or "" if that is the policy.
 
     Args:
       critic, rewards, policy: `--critic.model`, `--reward` and `--model`.

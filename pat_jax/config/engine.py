@@ -14,7 +14,7 @@ class EngineChoice:
 
     Attributes:
       model: a directory, a model of the Hub or a built-in shape.
-      lora: the adapters that training adds to the model, if they are on.
+      lora: options of the adapters that training adds to the model; rank 0: no adapters.
       dtype: data type of the arithmetic, float32 or bfloat16.
       fsdp_size: number of devices over which parameters are divided; 0: all devices.
       is_deterministic: whether all programs are compiled before the first rollout.

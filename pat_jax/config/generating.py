@@ -12,7 +12,7 @@ from pat_jax.config.rollout import AskedRollout, RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import OnDevices, Planned
 
-SHORTEST_CACHE = 256  # tokens; fewer buckets compile sooner
+SHORTEST_CACHE = 256  # tokens of the smallest length bucket; fewer buckets compile sooner
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Generating(Planned, OnDevices):
     def engine_of(
         self, run: RunConfig, num_devices: int, rows: int, lengths: tuple[int, int], **sampling: Any
     ) -> RunConfig:
-        """Returns `run` with the options that an engine is built by. It has room for at least
-        `rows` sequences at once; `lengths` are tokens of the longest prompt and response.
-        `sampling` are other options of `AskedRollout`."""
+        """Returns `run` with the engine's options set: room for at least `rows` sequences at once,
+        and for `lengths`, the tokens of the longest prompt and response. `sampling` has further
+        options of `AskedRollout`."""
         (prompt, response), page = lengths, RolloutConfig.page_size
         rows = math.ceil(rows / num_devices) * num_devices
         rollout = AskedRollout(

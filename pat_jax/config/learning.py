@@ -120,7 +120,7 @@ class AlgorithmConfig(AdvantageOptions):
 
     @property
     def is_relative(self) -> bool:
-        """Whether a response is compared with the other responses to its prompt."""
+        """Whether advantages compare a response with the other responses to its prompt."""
         return self.baseline not in ("none", "critic")
 
     @property
@@ -139,7 +139,7 @@ class AlgorithmConfig(AdvantageOptions):
 
     @property
     def title(self) -> str:
-        """The name, and the options set differently, such as `dapo (epsilon_high 0.3)`."""
+        """The algorithm's name and its overridden options, such as `dapo (epsilon_high 0.3)`."""
         parts = ALGORITHMS[self.name]
         changed = [
             f"{part} {getattr(self, part)}" for part in parts if getattr(self, part) != parts[part]
@@ -149,8 +149,8 @@ class AlgorithmConfig(AdvantageOptions):
 
 
 def loss_rules(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yields options of the loss that others restrict: the name, whether the value is valid, and
-    what is expected."""
+    """Yields for each loss option that others restrict: its name, whether its value is valid,
+    and what is expected."""
     yield (
         "delta",
         algorithm.surrogate != "cispo" or not algorithm.delta,
@@ -195,7 +195,7 @@ def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
 
 
 def learning_notes(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[str]:
-    """Returns a sentence about each effect on learning that the options' names do not tell."""
+    """Returns sentences for the user about effects of options that their names do not tell."""
     notes = []
     if rollout.top_p < 1 or rollout.top_k:
         notes.append(

@@ -56,7 +56,7 @@ class LoraConfig(AdapterConfig):
             self.need("export", self.export == "merged", f"merged {off}")
 
     def check_base(self, model: str) -> None:
-        """Raises OptionError if adapters are exported alone, but `model` is not a checkpoint."""
+        """Raises OptionError if the export is adapters alone, but `model` is not a checkpoint."""
         expected = (
             f"merged with --model {model!r}: its base is random numbers that no other program has"
         )

@@ -73,11 +73,11 @@ class PlacementConfig(Options):
             self.need("lag", not (self.lag and is_wrong), expected)
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
-        """Returns the devices that the option of a role names, of `count` devices; empty if the
+        """Returns the indices below `count` of the devices that a role's option names; empty if the
         option is not given. Raises OptionError if it names a device that is not there.
 
         Args:
-          whole: whose devices these are, for messages, such as "the run's".
+          whole: whose devices `count` counts, for messages, such as "the run's".
         """
         if (text := getattr(self, role)) in SHARES:
             return tuple(range(max(1, count // SHARES[text])))

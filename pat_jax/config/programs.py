@@ -1,4 +1,4 @@
-"""What the programs of a run depend on, as plain values: a plan compiles them for other devices."""
+"""The options that a run's programs depend on; a plan compiles them for other devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class ProgramChoice:
 
     Attributes:
       dtype: data type of the arithmetic, float32 or bfloat16.
-      roles: the policy, its reference if there is one, and the other models. A role's source is
-        only "own", or empty if it begins as the policy.
+      roles: the policy, its reference if there is one, and the other models. A role's `source` is
+        empty if it begins as the policy, else "own".
       fsdp_size: number of devices over which parameters are divided; 0: all devices.
       rest: where models wait while no stage needs them.
       trains: whether there are updates.
@@ -47,11 +47,11 @@ class ProgramChoice:
 def program_choice(
     run: RunConfig, others: Sequence[str] = (), *, num_layers: int, platform: str
 ) -> ProgramChoice:
-    """Returns what the programs of a run depend on.
+    """Returns the options that the programs of a run depend on.
 
     Args:
       others: the names of the run's models except the policy and the reference.
-      num_layers: layers of the whole policy: if they run as a loop, those of shallower copies do.
+      num_layers: layers of the whole policy; decides whether shallower copies run as a loop.
       platform: `jax.Device.platform` of the devices.
     """
     names = "rollout algorithm optimizer lora speculation roles critic teacher train remat model"
@@ -79,7 +79,7 @@ def program_choice(
 def of_rollouts(
     rollout: RolloutConfig, speculation: SpeculationConfig, dtype: Literal["float32", "bfloat16"]
 ) -> ProgramChoice:
-    """Returns what the programs of rollouts alone depend on."""
+    """Returns the options that the programs of rollouts depend on, without training."""
     run = RunConfig(
         compute_dtype=dtype,
         train=False,

@@ -15,7 +15,7 @@ from pat_jax.common.rules import (
     require,
 )
 
-_SMALLEST, _LARGEST = 1e-6, 1e6  # beyond them a weight is as good as none, or as all
+_SMALLEST, _LARGEST = 1e-6, 1e6  # bounds of the size of a weight other than 0
 SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
 
 

@@ -16,14 +16,14 @@ from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.run import RunConfig
 
 POLICY, CRITIC, REFERENCE, TEACHER = "policy", "critic", "reference", "teacher"
-WARM_START_RATE = 3e-3  # the peak; cosine to zero
+WARM_START_RATE = 3e-3  # peak learning rate of the supervised stage; a cosine falls to zero
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """An optimizer, and the number of its steps."""
+    """Options of an optimizer, and the number of its steps in a run."""
 
-    optimizer: OptimizerConfig  # its learning rate is not None
+    optimizer: OptimizerConfig  # with a learning rate, not None
     steps: int  # optimizer steps of the whole run
 
 
@@ -32,12 +32,12 @@ class Trained:
     """How a model is trained."""
 
     optimization: Optimization
-    lora: AdapterConfig  # switched off: the whole model is trained
+    lora: AdapterConfig  # if adapters are off, the whole model is trained
     export_dir: str  # the folder to which the final model is written; empty: none
-    num_iterations: int = 1  # passes of an iteration over its batch
+    num_iterations: int = 1  # passes over the batch in an iteration
     router_aux_loss_coef: float = 0.0  # weight of the loss that balances experts
     is_mean: bool = True  # whether the weights of each mini-batch add up to 1 (`rl.Update`)
-    supervised: Optimization | None = None  # of the supervised stage before, if any
+    supervised: Optimization | None = None  # optimizer of the supervised stage, if any
     # What waits in the host's memory between updates, if --roles.rest is host.
     waits: Literal["moments", "state"] = "moments"
 
@@ -55,8 +55,8 @@ class Role:
       trained: how it is trained; None: it is frozen.
       temperature: the sampling temperature at which log-probabilities are computed.
       replays_routes: whether each token is computed by the experts that the rollout recorded.
-      is_read: whether its predictions before an update are asked for even if no loss reads them.
-      top_k: number of its likeliest tokens to predict at each position; 0: only predict `column`.
+      is_read: whether the role predicts its column before an update even if no loss reads it.
+      top_k: number of likeliest tokens that it predicts at each position; 0: only `column`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Role:
 
     @property
     def devices(self) -> Literal["policy", "critic", "reference", "teacher", "reward"]:
-        """The field of `PlacementConfig` that names its devices."""
+        """The name of the field of `PlacementConfig` that chooses the role's devices."""
         match self.name:
             case "policy" | "critic" | "reference" | "teacher":
                 return self.name
@@ -86,7 +86,7 @@ class Role:
 
     @property
     def column(self) -> str:
-        """The column of a batch that its predictions fill."""
+        """The name of the batch's column that the role's predictions fill."""
         if self.trained:
             return "old_values" if self.head == "scalar" else "old_logprobs"
         return "score" if self.devices == "reward" else f"{self.name}_logprobs"
@@ -99,7 +99,7 @@ def role_table(run: RunConfig, platform: str) -> Roles:
     """Returns the models of a run in the order in which they are built.
 
     Args:
-      run: options of which every `auto` is settled.
+      run: the run's options, with every `auto` settled.
       platform: `jax.Device.platform` of the devices.
     """
     return (_policy(run), *_critic(run), *_reading(run), *reward_roles(run, platform))
@@ -123,7 +123,7 @@ def _policy(run: RunConfig) -> Role:
 
 def _training(run: RunConfig) -> Trained:
     algorithm, stage = run.algorithm, run.warm_start
-    # Moments of both optimizers have one form.
+    # The moments of both optimizers have the same data type.
     moments = run.optimizer.moment_dtype
     before = OptimizerConfig(
         learning_rate=WARM_START_RATE, schedule="cosine", warmup_steps=10, moment_dtype=moments

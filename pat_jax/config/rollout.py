@@ -105,12 +105,12 @@ class RolloutConfig(SamplingOptions, EngineSizes):
 
     @property
     def max_logprobs(self) -> int:
-        """Most likely tokens whose log-probabilities a request may ask for."""
+        """The largest number of likeliest tokens whose log-probabilities a request may ask for."""
         return 0
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest prompt and the longest response together."""
+        """The number of tokens of the longest prompt and the longest response together."""
         return self.max_prompt_length + self.max_completion_length
 
     def __post_init__(self):

@@ -118,24 +118,24 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether only adapters are trained, of every trained role."""
+        """Whether every trained role trains adapters only."""
         has_critic = self.train and self.algorithm.has_critic
         return super().trains_adapters and (not has_critic or self.critic.lora.is_on)
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps of one iteration."""
+        """The number of optimizer steps in one iteration."""
         batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size
         return batches * self.algorithm.num_iterations
 
     @property
     def critic_updates(self) -> int:
-        """Optimizer steps of the critic in the whole run."""
+        """The number of the critic's optimizer steps in the whole run."""
         return self.steps * self.updates_per_step
 
     @property
     def policy_updates(self) -> int:
-        """Optimizer steps of the policy in the whole run."""
+        """The number of the policy's optimizer steps in the whole run."""
         return max(0, self.steps - self.critic.pretrain_steps) * self.updates_per_step
 
     @property
@@ -177,7 +177,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def engine(self) -> EngineChoice:
-        """What the engine is built from. Its dtype is a real one only once `auto` is settled."""
+        """The options that the engine is built from; `dtype` is 'auto' until `auto` is settled."""
         return EngineChoice(
             model=self.model,
             rollout=self.rollout,
@@ -205,7 +205,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def on_one_base(self) -> tuple[Literal["reference", "critic"], ...]:
-        """The models whose adapters are on the policy's base."""
+        """The roles whose adapters are on the same base weights as the policy's."""
         if not self.lora.is_on:
             return ()
         source = critic_source(self.critic.model, self.reward, self.model)
@@ -214,7 +214,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def num_redraws(self) -> int:
-        """Most further batches that replace groups without signal; 0 without updates."""
+        """Most further batches to draw for groups without signal; 0 if nothing is trained."""
         return self.algorithm.dynamic_sampling if self.train else 0
 
     @property
@@ -266,7 +266,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
 
     def _check_horizon(self) -> None:
-        """Raises OptionError if one iteration could turn the sign of an adaptive beta."""
+        """Raises OptionError if one iteration could change the sign of an adaptive beta."""
         responses = self.rollout.prompts_per_step * self.rollout.num_generations
         self.need(
             "algorithm.kl_horizon",

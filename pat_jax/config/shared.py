@@ -49,7 +49,7 @@ class LayoutChoice:
     """Which layouts rollouts may have.
 
     Attributes:
-      layout: the only layout, such as dp2tp4; auto: all layouts.
+      layout: the only allowed layout, such as dp2tp4; auto: all are allowed.
       path: layouts in a fixed order, each with the number of running sequences to switch at.
     """
 

@@ -11,7 +11,7 @@ SOURCE = matches(
     rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}|{MODEL}.+",
     f"auto, none, suffix, {MODEL}DIR or {EXIT}LAYER",
 )
-LONGEST = 16  # largest allowed number of tokens of a draft
+LONGEST = 16  # most tokens of a draft that options may ask for
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SpeculationConfig(Options):
 
     @property
     def longest(self) -> int:
-        """Most tokens of a draft."""
+        """The largest number of tokens of a draft."""
         return self.num_draft_tokens[-1]
 
     @property
@@ -58,7 +58,7 @@ class SpeculationConfig(Options):
 
     @property
     def exit_layer(self) -> int:
-        """Number of the policy's layers that draft, or 0 without early exit."""
+        """The number of the policy's first layers that propose drafts, or 0 without early exit."""
         return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0
 
     @property

@@ -15,9 +15,9 @@ class TaskChoice:
 
     Attributes:
       model: the model whose tokenizer is used; data files need a checkpoint's tokenizer.
-      reward: names of rewards; auto is the task's own.
+      reward: names of rewards; auto stands for the task's own reward.
       demonstrations: steps of the supervised stage; 0: there is no such stage.
-      learns: whether the policy is trained.
+      learns: whether the run trains the policy.
     """
 
     model: str

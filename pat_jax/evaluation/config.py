@@ -1,4 +1,4 @@
-"""Options of `python -m pat_jax.evaluate`, and how they become those of a run."""
+"""Options of `python -m pat_jax.evaluate`, and their translation to options of a run."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -117,7 +117,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     @property
     def ks(self) -> list[int]:
-        """Each k of pass@k, in order."""
+        """The values of k for pass@k, in ascending order."""
         n = self.num_generations
         powers = [1 << i for i in range(n.bit_length())]
         return sorted({*(self.pass_at or (*powers, n))})
@@ -136,7 +136,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     @property
     def model_options(self) -> RunConfig:
-        """The options that describe the model."""
+        """The options of a run that describe the model."""
         return self.model_of(self.data, self.run_dir)
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:

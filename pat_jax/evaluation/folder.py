@@ -22,11 +22,11 @@ from pat_jax.run.logging.completions import COMPLETIONS_FILE
 
 
 class EvaluationFolder:
-    """Holds the folder, made where it is missing, until it is closed or the process ends."""
+    """Makes and locks the folder of an evaluation, until it is closed or the process ends."""
 
     def __init__(self, config: EvaluateConfig):
         """Raises UserError if the folder cannot be made or written, if another process evaluates
-        there, or if its files are of something else."""
+        there, or if it has files of something else."""
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
         self._lock: BaseFileLock | None = None  # held by the first process, which writes
         process_group().agree("folder of the evaluation", lambda: self._begin(config))
@@ -39,7 +39,7 @@ class EvaluationFolder:
     def _begin(self, config: EvaluateConfig) -> None:
         path = Path(config.out)
         self._lock = lock_folder(path, self._option)
-        # Between the options and the lock another process may have been here.
+        # Another process may have used the folder between reading the options and locking.
         if (path / RESULTS_FILE).exists() or (not config.resume and is_used(path)):
             self._lock.release()
             raise UserError(
@@ -49,7 +49,7 @@ class EvaluationFolder:
         try:
             log_to(path / LOG_FILE)
             replace_text(path / CONFIG_FILE, dump(begun))
-            # Left by an earlier start that was killed, or ended by its rewards.
+            # Left by an earlier start that was killed, or that a reward function ended.
             (path / COMPLETIONS_FILE).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -60,7 +60,7 @@ class EvaluationFolder:
         )
 
     def finish(self, results: str) -> None:
-        """Writes the results, and removes the kept responses, which the completions repeat."""
+        """Writes the results, and removes the kept responses, which `completions.jsonl` repeats."""
         replace_text(self.path / RESULTS_FILE, results)
         if process_group().is_first:
             self.responses.path.unlink()

@@ -1,6 +1,6 @@
-"""Keeps an evaluation's responses on disk as they end: if it is killed, it continues after them.
+"""Keeps an evaluation's responses on disk as they end, so that it can be resumed after a kill.
 
-Knows requests and files. Does not know what generates, nor rewards.
+Knows requests and files. Does not know the engine, nor rewards.
 """
 
 import os
@@ -27,9 +27,9 @@ class KeptResponses:
         be written."""
         self.path = path
         self._file: PatientFile | None = None  # open in the first process only
-        # By index of the request: line in the file, checksum of the request, completion.
+        # For each request's index: its line in the file, its checksum, its completion.
         self._kept = process_group().agree("responses before", self._open)
-        self.num_tokens = 0  # of responses that were not on disk before
+        self.num_tokens = 0  # tokens of the responses that this process generated
 
     def _open(self) -> dict[int, tuple[int, int, Completion]]:
         whole = whole_lines(self.path)
@@ -44,7 +44,7 @@ class KeptResponses:
     def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yields indices of requests with completions: first those on disk, then those that `ask`
         generates for the other requests. Each is written to disk before it is yielded. Raises
-        UserError if what is on disk belongs to other requests."""
+        UserError if responses on disk are of other requests."""
         for place, (line, checksum, done) in self._kept.items():
             if place >= len(requests) or requests[place].checksum != checksum:
                 raise UserError(
@@ -79,6 +79,6 @@ class KeptResponses:
                 f"{self.path}, line {number}, is no response of an evaluation: expected an object with "
                 "place, request, tokens and truncated; choose another --out."
             ) from None
-        # An evaluation uses no log-probabilities, and the file has none: NaN.
+        # NaN: the file has no log-probabilities, and an evaluation uses none.
         nothing = np.full(len(tokens), np.nan, np.float32)
         return place, (number, checksum, Completion(tokens, nothing, is_truncated))

@@ -11,7 +11,7 @@ from pat_jax.run.files.asked_again import ASKED, check_asked
 from pat_jax.run.files.folder import COMPLETE, CONFIG_FILE, differences, is_used
 
 RESULTS_FILE = "results.json"
-RESPONSES_FILE = "responses.jsonl"  # while there are no results
+RESPONSES_FILE = "responses.jsonl"  # exists until results.json is written
 # Options that may change when an evaluation is resumed: responses do not depend on them.
 _FREE = (
     *("out", "resume", "batch", "layout", "profile", "devices", "num_completions_to_print"),
@@ -47,7 +47,7 @@ def options_of_evaluation(
 
 
 def _check_new(name: str) -> None:
-    """Raises UserError if the folder is in use: results would overwrite others."""
+    """Raises UserError if the folder has files already, which the results would overwrite."""
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or is_used(folder)):
         advice = "choose another"

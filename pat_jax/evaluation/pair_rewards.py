@@ -20,12 +20,12 @@ from pat_jax.version import __version__
 
 @dataclass(frozen=True)
 class PairRewards:
-    """The rewards of a set of pairs."""
+    """A reward model's rewards of a set of preference pairs."""
 
     name: str
     rewards: Float[np.ndarray, "pairs 2"]  # rewards of the chosen and of the rejected text
     margins: Float[np.ndarray, " pairs"]
-    subsets: Sequence[str]  # name of each pair's subset; empty: none
+    subsets: Sequence[str]  # name of each pair's subset; empty: there are no subsets
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Reads the problems of an evaluation, and finds its rewards, by the options.
+"""Reads the problems that an evaluation's options name, and finds its reward functions.
 
 Knows options and files. Does not know models.
 """
@@ -24,15 +24,15 @@ from pat_jax.run.start.task import (
 class ProblemSets:
     rewards: Sequence[str]
     sets: Sequence[HeldoutSet]
-    columns: Sequence[str]  # names of all columns that some problem has
+    columns: Sequence[str]  # names of the columns that at least one problem has
     notes: Sequence[str]  # for the user, such as how many problems were too long
-    left_out: Mapping[str, Mapping[str, int]]  # problems, by set and reason
+    left_out: Mapping[str, Mapping[str, int]]  # number of problems left out, by set and reason
 
     def fitted(
         self, rollout: RolloutConfig, num_generations: int, num_devices: int
     ) -> RolloutConfig:
-        """Returns `rollout` with no more rows and no longer prompts than `num_generations`
-        responses to each of these problems need."""
+        """Returns `rollout` with only the rows and prompt length that `num_generations` responses
+        to each of these problems need."""
         prompts = [prompt for one in self.sets for prompt in one.prompts]
         samples = len(prompts) * num_generations
         rows = min(rollout.prompts_per_step, math.ceil(samples / num_devices) * num_devices)

@@ -24,7 +24,7 @@ def content(
     num_tokens: int,
 ) -> str:
     """Returns the text of results.json. `left_out` counts the problems by set and reason.
-    `num_tokens` are those of the responses that this evaluation generated, without resumed ones."""
+    `num_tokens` counts the tokens that this process generated, not an earlier one."""
     ks = config.ks
     whole: dict[str, Any] = {
         "pat_jax": __version__,
@@ -49,7 +49,7 @@ def words(config: EvaluateConfig, found: Evaluation, num_tokens: int) -> str:
 
 
 def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
-    """Returns a line for each set of problems; ± is half of the 95 % interval."""
+    """Returns a table with a line for each problem set; ± is half of the 95 % interval."""
     n = rows[0].num_samples
     has_votes = any(one.majority() for one in rows)
     shown = [k for k in ks if k > 1 or any(_differ(one) for one in rows)]
@@ -68,7 +68,7 @@ def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
 
 
 def _differ(one: Evaluated) -> bool:
-    """Whether pass@1 is another number than the mean reward: rewards are not only 0 and 1."""
+    """Whether pass@1 differs from the mean reward, as some reward is neither 0 nor 1."""
     return not ((one.rewards == 0) | (one.rewards == 1) | (one.rewards != one.rewards)).all()
 
 

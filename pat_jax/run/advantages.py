@@ -19,7 +19,7 @@ from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.start.shaping import KL_OF_A_TOKEN
 
-OfTokens = Sequence[np.ndarray]  # for each response, group by group, a value per token
+OfTokens = Sequence[np.ndarray]  # one array per response, group by group: a value per token
 
 
 def penalized(
@@ -28,7 +28,7 @@ def penalized(
     lengths: Int[np.ndarray, "groups samples"],
     longest: int,
 ) -> tuple[Float[np.ndarray, "groups samples"], dict[str, float]]:
-    """Subtracts the penalties of long responses from rewards. Returns the difference, and metrics.
+    """Subtracts the penalties of long responses. Returns the penalized rewards, and metrics.
 
     Args:
       lengths: tokens of each response.
@@ -36,7 +36,7 @@ def penalized(
     """
     buffer = algorithm.overlong_buffer
     if not algorithm.reward_coef:
-        rewards = np.zeros_like(rewards)  # also where a reward failed: the teacher says enough
+        rewards = np.zeros_like(rewards)  # also of responses without a reward: the teacher suffices
     penalties = overlong_penalty(lengths, longest, share=buffer, penalty=algorithm.overlong_penalty)
     measured = {"reward/overlong_penalty": float(penalties.mean())} if buffer else {}
     return rewards - penalties, measured
@@ -51,7 +51,7 @@ def with_advantages(
     beta: float,
     teacher_top_k: int = 0,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Adds the column `advantages`, with a critic also `returns`. Returns the batch, and metrics.
+    """Adds the column `advantages`, with a critic also `returns`. Returns that batch and metrics.
 
     Args:
       batch: has the columns that models predict, such as `old_logprobs`.
@@ -83,8 +83,8 @@ def _columns(
     kl: OfTokens | None,
     beta: float,
 ) -> Mapping[str, OfTokens]:
-    """Returns the advantages, and with a critic the returns that its values learn. Both are NaN
-    where a response has no reward."""
+    """Returns the column of advantages, and with a critic the column of returns, which the critic
+    learns to predict. Both are NaN where a response has no reward."""
     whiten = algorithm.whiten_advantages
     if algorithm.is_by_function:
         relative = gdpo_advantages(scored.by_function.scores, scored.by_function.weights)
@@ -105,7 +105,7 @@ def _columns(
 
 
 def _reference_kl(algorithm: AlgorithmConfig, batch: TrainBatch) -> OfTokens | None:
-    """Returns the KL to the reference at each token, in nats; None: no KL is in the reward."""
+    """Returns each token's KL to the reference in nats, or None if the reward has no KL term."""
     if not algorithm.penalizes_kl:
         return None
     old = batch.by_response("old_logprobs")
@@ -124,8 +124,8 @@ def with_teacher(
 
         A_t = reward_coef * A_t of the reward + distill_coef * (log π_teacher - log π_old)(token_t)
 
-    The batch has the columns `old_logprobs` and `teacher_logprobs`. Without a teacher the
-    advantages stay as they are. With `top_k` above 0 the loss has the teacher's term
+    `batch` must have the columns `old_logprobs` and `teacher_logprobs`. Without a teacher the
+    advantages do not change. If `top_k` is above 0, the loss compares with the teacher
     (`top_k_reverse_kl`), and the advantages come from the reward alone."""
     if not algorithm.distill_coef:
         return advantages, {}

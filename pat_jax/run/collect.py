@@ -35,7 +35,7 @@ from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.task import Task
 from pat_jax.run.start.totals import Totals
 
-History = tuple[Totals, LengthModel]  # of all iterations so far: what was drawn, and its lengths
+History = tuple[Totals, LengthModel]  # counts of drawn batches and response lengths, so far
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class ScoredGroups:
     """Groups of responses, with the reward, the scores and the columns of each response."""
 
     groups: Sequence[RolloutGroup]
-    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
+    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has no reward
     by_function: ScoresByFunction
-    columns: Columns  # predictions that models have made already
+    columns: Columns  # log-probabilities and values that models have predicted already
 
     @property
     def lengths(self) -> Int[np.ndarray, "groups samples"]:
-        """Tokens of each response."""
+        """The number of tokens of each response."""
         return np.array([[len(one.tokens) for one in group.rollouts] for group in self.groups])
 
     def of(self, chosen: Bool[np.ndarray, " groups"] | slice) -> "ScoredGroups":
-        """Returns the chosen groups."""
+        """Returns the groups at the chosen indices."""
         responses = np.arange(self.rewards.size).reshape(self.rewards.shape)[chosen]
         return ScoredGroups(
             [self.groups[i] for i in np.arange(len(self.groups))[chosen].tolist()],
@@ -82,10 +82,10 @@ class Drawn:
 
     groups: Sequence[RolloutGroup]
     report: RolloutReport
-    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
-    failures: Mapping[int, Failure]  # by the response's index over all groups
+    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has no reward
+    failures: Mapping[int, Failure]  # failed scorings by the response's index over all groups
     scores: Sequence[FunctionScores]  # one entry for each reward function
-    hidden_seconds: float  # of scoring that the rollout's time hides
+    hidden_seconds: float  # seconds of scoring during the rollout
     from_disk: int = 0  # responses on disk, generated before the run was killed
     reads: Reads = field(default_factory=ReadsAsTheyEnd)
 
@@ -95,9 +95,9 @@ class Drawn:
         return ScoredGroups(self.groups, self.rewards, by_function, self.reads.columns)
 
     def trace(self, capacity: int) -> RolloutTrace:
-        """Returns the rollout's trace, with the lengths of its sequences for a replay. The lengths
-        are left out if some responses came from disk, since it is unknown how those ran. `capacity`
-        is how many sequences the engine can run at once."""
+        """Returns the rollout's trace, with the lengths of its sequences for a replay. If some
+        responses came from disk, the lengths are left out: this rollout did not generate them.
+        `capacity` is the number of sequences that the engine can run at once."""
         if self.from_disk:
             return self.report.trace
         rollouts = [one for group in self.groups for one in group.rollouts]
@@ -115,7 +115,7 @@ class Experience:
     step: int  # number of the iteration, from 1
     scored: ScoredGroups
     drawn: Sequence[Drawn]  # all batches, groups without signal included
-    history: History  # up to and with this iteration
+    history: History  # of all iterations up to this one, included
     measured: dict[str, Any]
 
     @property
@@ -128,8 +128,8 @@ class Collector:
     """Draws batches of prompts, and has their responses generated and scored.
 
     Dynamic sampling leaves out groups without signal, whose rewards are all equal. It replaces them
-    from at most `num_redraws` further batches. If too few groups are found, the iteration
-    learns from these; if none is found, it learns from the whole last batch.
+    from at most `num_redraws` further batches. If too few groups with signal are found, the
+    iteration learns from those found; if none is found, it learns from the whole last batch.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
     """
@@ -151,7 +151,7 @@ class Collector:
         """
         Args:
           totals: counts of what earlier iterations drew.
-          reads: called for each batch; returns the object that collects what models predict for it.
+          reads: called for each batch; returns the object that gets its predictions by models.
           num_redraws: most batches that an iteration may draw after the first (`dynamic_sampling`).
           by_function: whether each reward function's scores are compared separately (GDPO).
         """
@@ -182,7 +182,7 @@ class Collector:
         )
 
     def _teaches(self, drawn: ScoredGroups) -> Bool[np.ndarray, " groups"] | slice:
-        """Selects groups whose responses differ for the algorithm; all without dynamic sampling."""
+        """Selects the groups with signal for the algorithm; all groups without dynamic sampling."""
         if not self._num_redraws:
             return slice(None)
         if self._by_function:
@@ -203,7 +203,7 @@ class Collector:
             reads.add(index, ended)
             scoring.add(index, ended)
 
-        with clock("rollout"):  # finished responses are scored and read meanwhile
+        with clock("rollout"):  # finished responses are scored meanwhile
             groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
@@ -230,7 +230,7 @@ class Collector:
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Returns metrics of all batches together; those of the engine are of the last batch alone."""
+    """Returns metrics of all drawn batches; the engine's metrics are of the last batch alone."""
     rewards = np.concatenate([one.rewards for one in drawn])
     failures = [failure for one in drawn for failure in one.failures.values()]
     groups = [group for one in drawn for group in one.groups]

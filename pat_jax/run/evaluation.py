@@ -1,7 +1,7 @@
 """Evaluates a policy: samples responses to held-out problems, and scores each as soon as it ends.
 
 Training runs and the command `evaluate` share this code. Knows prompts, rewards and the files that
-keep them. Does not know the engine (a function generates) nor what metrics are for.
+keep them. Does not know the engine (it calls a function that generates) nor what metrics are for.
 """
 
 import time
@@ -26,21 +26,21 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import FailedRollouts, wait_for_rewards
 from pat_jax.run.start.heldout import HeldoutSet
 
-SHOWN = 2  # responses to show at each evaluation of a run
-# Generates: yields the index of each request with its completion, as it ends.
+SHOWN = 2  # number of responses that a run shows at each evaluation
+# A function that generates: yields each request's index and completion, as the request ends.
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    total: Evaluated  # over all problem sets
-    parts: Sequence[Evaluated]  # one for each problem set
+    total: Evaluated  # results over all problem sets
+    parts: Sequence[Evaluated]  # results of each problem set
     seconds: float
     samples: Sequence[str]  # lines that show a few responses
 
     @property
     def lines(self) -> list[str]:
-        """A line about all problems, and one about each problem set if there are several."""
+        """A line about all problems, and if there are several problem sets one about each."""
         several = self.parts if len(self.parts) > 1 else ()
         return [_line(self.total, ""), *(_line(part, f" on {part.name}") for part in several)]
 

@@ -1,4 +1,4 @@
-"""Generates a group of responses to each prompt, and updates the length model by their lengths."""
+"""Generates a group of responses to each prompt; their lengths update the length model."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ OnFinish = Callable[[int, Rollout], None]
 
 @dataclass
 class Generator:
-    """The rollout stage of one run."""
+    """The rollout stage of one run: the engine with the policy, and the planner."""
 
     engine: RolloutEngine
     trainer: Trainer
@@ -57,7 +57,7 @@ class Generator:
 
     def compare(self, params: Params) -> float:
         """Returns the difference between the rollout's and the trainer's log-probability of one
-        token, in nats. `params` are those that were loaded. Costs a prefill and a trainer pass."""
+        token, in nats. `params` were given to `load`. Costs a prefill and a trainer pass."""
         transfer = self.trainer.transfer
         return logprob_gap(self.engine, partial(transfer.score, params), transfer.probes)
 
@@ -69,7 +69,7 @@ class Generator:
 
     @property
     def policy(self) -> int:
-        """Checksum of the weights that were loaded."""
+        """Checksum of the policy's weights in the engine."""
         assert self.trainer.transfer.sent is not None, "no policy has been loaded"
         return self.trainer.transfer.sent
 
@@ -87,7 +87,8 @@ class Generator:
         """Samples a group of responses to each prompt.
 
         Args:
-          kept: the batch's journal: responses on disk are taken from it, the others written to it.
+          kept: the batch's journal on disk: it gives responses generated before a kill, and gets
+        the others.
           on_finish: called with each response as soon as it ends, and with its index among the
             responses of all groups.
         """
@@ -115,8 +116,8 @@ class Generator:
         return groups, report
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Yields the index of each request with its completion, as it ends. The lengths do not
-        update the length model. Raises UserError at the end if some could not be sampled."""
+        """Yields each request's index and completion as it ends. The length model does not learn
+        from them. Raises UserError at the end if some request could not be sampled."""
         size = WINDOW * self.engine.capacity
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
@@ -130,10 +131,10 @@ class Generator:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields the index of each request with its completion. Raises UserError at the end if some
+        """Yields each request's index and completion. Raises UserError at the end if some request
         could not be sampled."""
-        # Begin in this layout, whatever layout the last rollout ended in. Then an evaluation or a
-        # resumption in between changes nothing.
+        # Every rollout begins in the same layout, whatever layout the last one ended in. So an
+        # evaluation or a restart in between changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reshard(first)
         stream = self.engine.stream(
@@ -151,8 +152,8 @@ class Generator:
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:
-    """Returns the load of `count` sequences before their first token, with prompts of maximal
-    length. Siblings share a prompt."""
+    """Returns the engine's load of `count` sequences before their first token, with prompts of
+    maximal length. The sequences of a group share a prompt."""
     return Load(
         replica=np.zeros(count, int),
         generated=np.zeros(count, int),
@@ -176,14 +177,14 @@ def training_requests(
 def sampling_request(
     config: RolloutConfig, prompt: Prompt, ids: tuple[int, int, int, int, int], temperature: float
 ) -> Request:
-    """Returns the request for one response. Its sampling key follows from `ids`: seed, stream,
-    iteration (or problem set), prompt, sample."""
+    """Returns the request for one response. Its sampling key follows from the numbers in `ids`:
+    seed, stream, iteration (or problem set), prompt, sample."""
     return Request(
         tokens=prompt.tokens,
         key=sequence_key(*ids),
         max_new_tokens=config.max_completion_length,
         sampling=Sampling(temperature, config.top_k, config.top_p),
-        # Held-out prompts have ids of their own, which would be taken for those of training ones.
+        # Ids of held-out prompts could equal ids of training prompts.
         prompt_id=prompt.id if ids[1] == TRAIN else None,
     )
 
@@ -191,8 +192,8 @@ def sampling_request(
 def sampled(
     stream: Iterable[tuple[int, Completion]], count: int, advice: str
 ) -> Iterator[tuple[int, Completion]]:
-    """Yields those of `count` completions that could be sampled, with their indices. At the end of
-    the stream, raises UserError if some could not; `advice` tells the user what to do."""
+    """Yields the index and completion of each request that could be sampled, of `count` requests.
+    At the end, raises UserError if some could not; `advice` tells the user what to do."""
     failed: dict[int, str] = {}
     for i, done in stream:
         if done.error:

@@ -34,7 +34,7 @@ from pat_jax.training.update_result import UpdateResult
 
 
 def nothing_to_learn(algorithm: AlgorithmConfig, scored: ScoredGroups, longest: int) -> str:
-    """Returns a sentence on why no response of an iteration is in the loss, or "" if one is."""
+    """Returns a sentence on why no response is in the loss, or "" if some response is."""
     responses = [one for group in scored.groups for one in group.rollouts]
     is_cut = np.array([one.finish is FinishReason.LENGTH for one in responses])
     is_masked = is_cut & (algorithm.truncated == "mask")
@@ -68,14 +68,14 @@ def training_batch(
 
     Args:
       rewards: the rewards to learn from. A response whose reward is NaN is left out.
-      read: adds the columns that models predict before the update, unless the batch has them.
+      read: adds the columns that models predict before the update, except those already there.
       beta: weight of the KL to the reference in the reward.
       longest: the limit of a response's tokens (`max_completion_length`).
     """
     rewards, measured = penalized(algorithm, rewards, scored.lengths, longest)
     batch = to_train_batch(
         scored.groups,
-        rewards,  # which responses have a reward; advantages follow
+        rewards,  # here only to mark responses without a reward
         mini_batch_size=algorithm.mini_batch_size,
         micro_shapes=micro_shapes,
         aggregation=algorithm.loss_aggregation,
@@ -96,7 +96,7 @@ class Learned:
     """The batch that an iteration has learned from, and the results of its updates."""
 
     batch: TrainBatch
-    results: Mapping[str, UpdateResult]  # by the name of the trained role
+    results: Mapping[str, UpdateResult]  # results of the updates by the name of the trained role
     measured: dict[str, float]
 
 
@@ -142,7 +142,7 @@ class Learner:
         return self.states[POLICY]
 
     def learn(self, found: Experience) -> Learned:
-        """Predicts columns, computes advantages, and updates all trained roles by one iteration."""
+        """Predicts columns, computes advantages, and updates all trained roles."""
         scored = found.scored
         is_trained = found.step > self._setup.config.critic.pretrain_steps  # the policy
         shaping, rewards = self._shaping.shaped(self._algorithm, scored.groups, scored.rewards)
@@ -151,11 +151,11 @@ class Learner:
         if self._algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
         states, results = self._updated(batch, with_policy=is_trained)
-        for role in self._roles.trained:  # after all updates: processes wait for each other here
+        for role in self._roles.trained:  # after all updates: processes wait here
             devices = role.layout.devices
             results[role.name] = known_to_all(role.name, devices, results[role.name])
             measured |= results[role.name].metrics
-        # While the policy stays as it is, its KL says nothing about β.
+        # While the policy is not trained, its KL does not depend on β.
         self._shaping = shaping.after(measured, rewards.size) if is_trained else shaping
         self.states = states
         return Learned(batch, results, measured)

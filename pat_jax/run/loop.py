@@ -20,12 +20,12 @@ from pat_jax.run.process.steps import Steps, steps_after
 from pat_jax.run.process.stop_signals import StoppedAtOnce
 from pat_jax.run.report import Report
 
-# Iterations between two transfers that a token's log-probability checks. Checksums check all.
+# Every so many iterations a token's log-probability checks the transfer; checksums check all.
 COMPARE_EVERY = 16
 
 
 def learn(run: Run) -> Drawn | None:
-    """Runs all iterations. Returns the last batch; None if there was nothing left to do."""
+    """Runs all iterations. Returns the last batch, or None if no iteration was left to do."""
     whole = run.whole(run.first, (run.collector.totals, run.generator.lengths))
     with (
         run.completions,
@@ -44,14 +44,14 @@ def learn(run: Run) -> Drawn | None:
 
 
 class Loop:
-    """Runs iterations in turn: each is complete before the next one begins."""
+    """Runs iterations one after the other: each is complete before the next begins."""
 
     def __init__(self, run: Run, steps: Steps, report: Report):
         self.run, self.steps, self.report = run, steps, report
 
     @contextmanager
     def completed(self) -> Iterator[None]:
-        """Iterations run inside this context; when it is left, all are complete."""
+        """A context to run iterations in; when it is left, all iterations are complete."""
         yield
 
     def iterate(self, step: int) -> None:
@@ -78,8 +78,8 @@ class Loop:
         return found
 
     def learn(self, found: Experience, clock: Stopwatch) -> Learned:
-        """Predicts, computes advantages, updates. With `--placement.lag 1`, a rollout runs
-        meanwhile."""
+        """Predicts columns, computes advantages and updates, for one iteration. With
+        `--placement.lag 1`, a rollout runs meanwhile."""
         run, roles, measured = self.run, self.run.setup.roles, found.measured
         waited_s = roles.waited_s
         with clock("update"):
@@ -134,7 +134,7 @@ class OneBehind(Loop):
         self._begun: Begun | None = None
 
     def iterate(self, step: int) -> None:
-        """Collects the batch of an iteration, completes the step before, and begins the update."""
+        """Collects a step's batch, completes the previous step, and begins this step's update."""
         found = self.collect(step)
         found.measured["rollout/lag"] = int(self._begun is not None)
         seconds = self.steps.clock.take()
@@ -147,7 +147,7 @@ class OneBehind(Loop):
 
     @contextmanager
     def completed(self) -> Iterator[None]:
-        """At the end, completes the step whose update still runs, also after an error or a stop."""
+        """A context that completes the last step, whose update still runs, also after an error."""
         self.steps.clock.reset()
         try:
             yield
@@ -161,8 +161,7 @@ class OneBehind(Loop):
             self._complete()
 
     def _complete(self, *, goes_on: bool = True) -> None:
-        """Waits for the update, if one runs, and completes its step. Raises whatever the update has
-        raised."""
+        """Waits for the running update, if any, and completes its step. Raises its error."""
         if self._begun is None:
             return
         begun, self._begun = self._begun, None

@@ -1,4 +1,4 @@
-"""Opens a run: compiles its programs, restores or begins its states, and warms up; and ends it.
+"""Opens a run: compiles programs, restores or initializes states, warms up. Also ends a run.
 
 Each part returns what later parts need; the run is complete once all have. `loop.py` has its
 iterations.
@@ -49,9 +49,9 @@ class Run:
     """A training run that is compiled, restored and warmed up (`opened.py`).
 
     Attributes:
-      first: number of iterations done before this start.
+      first: number of iterations that were complete when the process started.
       earlier: responses of earlier iterations to copy drafts from, if any are kept.
-      updates: the thread that updates during rollouts (`--placement.lag 1`); None: there is none.
+      updates: the thread that updates during rollouts (`--placement.lag 1`), or None.
     """
 
     setup: Setup
@@ -72,9 +72,9 @@ class Run:
         return self.setup.config
 
     def whole(self, step: int, history: History) -> WholeStep:
-        """Returns what a checkpoint of `step` saves: the learner's present states, and metadata."""
+        """Returns what a checkpoint of `step` saves: the learner's present states and metadata."""
         totals, lengths = history
-        # Counts of whole steps only: what an interrupted step has drawn is drawn again.
+        # Counts of whole steps only: the batches of an interrupted step are drawn again.
         meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
         meta |= self.learner.meta | totals.to_json()
         beside = [one.save for one in (self.earlier, self.learner.exit_head) if one is not None]

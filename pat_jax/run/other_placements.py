@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def compared(
     setup: Setup, planner: Planner, stages: Mapping[str, float], notify: Callable[[str], None]
 ) -> dict[str, float]:
-    """Prints and logs the predicted seconds of an iteration by placement. Returns metrics of them.
+    """Prints and logs an iteration's predicted seconds with each placement. Returns metrics.
 
     Args:
       stages: measured seconds of each stage of an iteration.
@@ -48,9 +48,9 @@ def compared(
 
 def rollout_growth(planner: Planner, setup: Setup) -> float | None:
     """Returns how many times as long a rollout takes on half of the devices, as the planner
-    predicts; None: it predicts nothing.
+    predicts, or None if it has no prediction.
 
-    Replicas are independent: half of them take as long as all would with twice the sequences.
+    Replicas are independent, so half of them take as long as all would with twice the sequences.
     """
     if not isinstance(planner, CostModelPlanner):
         return None
@@ -76,7 +76,7 @@ def allowed_placements(setup: Setup) -> list[PlacementName]:
             )
         except UserError:
             continue
-        # Interleave moves reward models and reading roles; without any it equals flatten.
+        # `interleave` moves reward models and frozen roles; without these it equals `flatten`.
         moves = name != "interleave" or setup.reward_models or setup.roles.readers
         sends_drafts = placed.carriers and setup.engine.specs.drafts.is_generated
         if moves and not places.placement.is_flat and not sends_drafts:

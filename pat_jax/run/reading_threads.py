@@ -25,7 +25,7 @@ class Threads:
     """The threads that run during rollouts."""
 
     readers: Sequence[ReadingThread] = ()
-    updates: Executor | None = None  # None: no update runs during rollouts
+    updates: Executor | None = None  # thread of updates; None: none runs during rollouts
 
 
 @contextmanager
@@ -36,13 +36,13 @@ def open_threads(
     *,
     is_deterministic: bool,
 ) -> Iterator[Threads]:
-    """Yields the threads of a run. Each reward model on such devices scores on its group's thread.
+    """Yields the threads of a run, and has reward models on their devices score on them.
 
-    There are none if all models share the rollouts' devices, with several processes, and with
-    `--deterministic`, as micro-batches would depend on the clock.
+    There are no threads if all models share the rollouts' devices, with several processes, and
+    with `--deterministic`, where a clock must not decide what a micro-batch contains.
 
     Args:
-      states: returns the present states of trained roles.
+      states: a function that returns the present states of trained roles.
     """
     if is_deterministic or not process_group().is_alone:
         yield Threads()

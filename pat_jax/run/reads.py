@@ -21,7 +21,7 @@ from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.training.roles import Prediction
 
-Columns = Mapping[str, Sequence[np.ndarray]]  # by name: for each response, a value per token
+Columns = Mapping[str, Sequence[np.ndarray]]  # by name: an array per response
 Predict = Callable[[Sequence[Rollout]], Columns]
 
 
@@ -32,7 +32,7 @@ def predicted(
     *,
     shares_prompts: bool = False,
 ) -> Columns:
-    """Returns the columns that some models predict for these responses."""
+    """Returns the columns that the models of `reads` predict for the responses of `rollouts`."""
     batch = to_read_batch(rollouts, micro_shapes, shares_prompts=shares_prompts)
     for one in reads:
         batch = one.added_to(batch)
@@ -44,8 +44,8 @@ class ReadingThread:
     """Models on devices that do no rollouts, and the one thread that runs them."""
 
     thread: Executor
-    predict: Predict  # columns by these models' present parameters
-    # Whether responses fill micro-batches. Fewer responses wait while others are generated.
+    predict: Predict  # returns columns by the models' present parameters
+    # Whether the given responses fill micro-batches; until then they wait for further ones.
     fills: Callable[[Sequence[Rollout]], bool] = is_any
 
     def fills_with(self, ended: Sequence[tuple[int, Rollout]]) -> bool:
@@ -57,8 +57,8 @@ class ReadsAsTheyEnd:
 
     Attributes:
       columns: empty until `wait` has returned.
-      busy_seconds: seconds of predicting, summed over threads.
-      waited_seconds: seconds that `wait` took, after the rewards.
+      busy_seconds: seconds of prediction, summed over threads.
+      waited_seconds: seconds that `wait` took, which is called after the rewards.
     """
 
     def __init__(self, threads: Sequence[ReadingThread] = ()):
@@ -72,19 +72,19 @@ class ReadsAsTheyEnd:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`reward/early_*`; empty if nothing is read as responses end."""
+        """The metrics `reward/early_*`; empty without threads."""
         seconds = {"early_seconds": self.busy_seconds, "early_waited_seconds": self.waited_seconds}
         return {f"reward/{name}": x for name, x in seconds.items()} if self._threads else {}
 
     def add(self, index: int, ended: Rollout) -> None:
-        """Adds the response `index`, which has ended, and returns at once. Raises whatever a thread
-        has raised meanwhile."""
+        """Adds a response that has ended, the one of number `index`, and returns at once. Raises an
+        earlier error of a thread."""
         for one in self._threads:
             one.add((index, ended))
 
     def ask(self, responses: Sequence[Rollout]) -> None:
-        """Has the threads read the rest now that all responses have ended, and returns at once."""
-        del responses  # all were added
+        """Has the threads read the remaining responses, as all have ended, and returns at once."""
+        del responses  # `add` has had all of them
         for one in self._threads:
             one.ask()
 
@@ -124,13 +124,13 @@ class ReadsByProcess:
     def __init__(
         self, reads: Sequence[Prediction], micro_shapes: Sequence[Shape], *, shares_prompts: bool
     ):
-        self.columns: Columns = {}  # once `wait` has returned
+        self.columns: Columns = {}  # empty until `wait` has returned
         self._reads, self._own = reads, [x for x in reads if not is_absent(x.devices)]
         self._micro_shapes, self._shares_prompts = micro_shapes, shares_prompts
-        self._found: Columns = {}  # by this process's models
+        self._found: Columns = {}  # columns that this process's models predict
 
     def add(self, index: int, ended: Rollout) -> None:
-        """Does nothing: all responses are read together."""
+        """Does nothing: `ask` reads all responses together."""
 
     def ask(self, responses: Sequence[Rollout]) -> None:
         """Reads all responses with this process's models."""

@@ -8,14 +8,14 @@ from pat_jax.run.opened import Run
 from pat_jax.run.other_placements import compared
 from pat_jax.run.process.steps import Steps
 
-SAMPLES_EVERY = 20  # iterations; responses are shown after the first, too
+SAMPLES_EVERY = 20  # iterations between shown responses; the first iteration shows some, too
 
 
 class Report:
     """Writes metrics, pages and checkpoints of a run.
 
     Attributes:
-      last: last batch of the newest complete iteration; None: there was no iteration.
+      last: last batch of the newest complete iteration, or None before the first.
     """
 
     def __init__(self, run: Run, steps: Steps, stages: StageLog):
@@ -59,8 +59,8 @@ class Report:
 
     @property
     def _compares_at(self) -> int | None:
-        """The iteration after which placements are compared; None: never. It is the second one
-        since this start that trains the policy."""
+        """The iteration after which placements are compared, or None without `--placement auto`:
+        the second since the process started that trains the policy."""
         config = self._run.config
         skipped = max(self._run.first, config.critic.pretrain_steps)
         return skipped + 2 if config.placement.name == "auto" else None

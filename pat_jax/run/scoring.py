@@ -21,7 +21,7 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.roles.reward_models import RewardModels
 from pat_jax.run.start.sent_code import REWARDS
 
-RETRIES = 3  # of a call to an endpoint
+RETRIES = 3  # most repetitions of a failed call to an endpoint
 TOKEN = "PAT_JAX_REWARD_TOKEN"
 
 
@@ -46,7 +46,7 @@ def open_scorer(
 
 
 def _token() -> str:
-    """Returns the token that is sent to endpoints, or "" if none is."""
+    """Returns the token that is sent to endpoints, or "" if none is set."""
     token = os.environ.get(TOKEN, "")
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise UserError(
@@ -71,7 +71,7 @@ def try_out(
 
 
 class FailedRollouts:
-    """Counts rollouts in a row in which no response had a reward; more than `most` end the run."""
+    """Counts successive rollouts without any reward; more than `most` of them end the run."""
 
     def __init__(self, most: int):
         self._most, self._in_a_row = most, 0
@@ -89,8 +89,8 @@ class FailedRollouts:
 def wait_for_rewards(
     scoring: Scoring[Any], progress: Progress, failed: FailedRollouts
 ) -> Float[np.ndarray, " responses"]:
-    """Waits for all rewards and returns them. A response that could not be scored has NaN, and is
-    reported. Raises UserError if a reward cannot work, or no longer works (`FailedRollouts`)."""
+    """Waits for all rewards and returns them: NaN for a response that could not be scored, which
+    is also reported. Raises UserError if a reward function cannot work (`FailedRollouts`)."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     failed.note(scoring)
