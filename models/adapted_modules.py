@@ -85,7 +85,8 @@ def _linear(
 def targeted(policy: Policy, targets: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the modules that `targets` choose (see `Lora.of`). Raises UserError if a
     target names no module that may have an adapter."""
-    linear, chosen = linear_modules(policy), set[str]()
+    linear = linear_modules(policy)
+    chosen = set[str]()
     for target in targets:
         end = f".{target.removesuffix('.weight')}"
         if target == ALL_LINEAR:

@@ -28,12 +28,10 @@ CONTEXT = ("batch", "kv_heads", None, None)
 
 class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, *, keys: Keys):
-        embed, kv, group, dim = (
-            config.embed_dim,
-            config.num_kv_heads,
-            config.padded_queries_per_kv,
-            config.head_dim,
-        )
+        embed = config.embed_dim
+        kv = config.num_kv_heads
+        group = config.padded_queries_per_kv
+        dim = config.head_dim
         heads = ("kv_heads", "queries_per_kv", None)
         of_kv = ("kv_heads", None, "embed")
         real = config.queries_per_kv  # further query heads of a KV head are padding
@@ -93,7 +91,8 @@ class Attention(nnx.Module):
 
     def _without_padding(self, attended: Array, partition: Partition) -> Array:
         """Returns `attended` with zeros for padding heads: so their weights' gradients are zero."""
-        config, here = self.config, attended.shape[3]
+        config = self.config
+        here = attended.shape[3]
         if config.padded_queries_per_kv == config.queries_per_kv:
             return attended
         query = partition.shard_index("queries_per_kv") * here + jnp.arange(here)

@@ -53,9 +53,13 @@ class Experts(nnx.Module):
     def __init__(self, config: ModelConfig, *, keys: Keys):
         assert config.experts is not None
         self.config = config.experts
-        embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
-        width, latent = config.expert_embed_dim, self.config.latent_dim
-        axes, down_axes = ("expert", "expert_dim", None), ("expert", None, "expert_dim")
+        embed = config.embed_dim
+        dim = self.config.expert_dim
+        num = self.config.num_experts
+        width = config.expert_embed_dim
+        latent = self.config.latent_dim
+        axes = ("expert", "expert_dim", None)
+        down_axes = ("expert", None, "expert_dim")
         self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
         of_down = normal(dim, 2 * config.num_layers)
         self.gate = param(keys, (num, dim, width), axes, normal(embed), contracted=1)

@@ -45,7 +45,8 @@ def linear(
         low = linear(x, weight.a, contracted=contracted)
         more = linear(low, weight.b, dtype=dtype)
         return linear(x, weight.weight, contracted=contracted, dtype=dtype) + more
-    dtype, batch = dtype or x.dtype, x.shape[: x.ndim - contracted]
+    dtype = dtype or x.dtype
+    batch = x.shape[: x.ndim - contracted]
     if math.prod(batch) > FEW_TOKENS:
         return _plain(x, weight, contracted=contracted, dtype=dtype)
     return jax.lax.platform_dependent(
@@ -87,10 +88,12 @@ def _streamed(
 def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: jnp.dtype) -> Array:
     """Returns weight · turned [*in, few] as [*out, few], by blocks of outputs that fit a core's
     cache. XLA:CPU multiplies floats only: a whole converted weight would go to memory and back."""
-    out_shape, num_in = weight.scale.shape, math.prod(turned.shape[:contracted])
+    out_shape = weight.scale.shape
+    num_in = math.prod(turned.shape[:contracted])
     turned, values = _in_step(jnp.reshape(turned, (num_in, -1)), weight.values)
     values = jnp.reshape(values, (-1, num_in))
-    num_out, size = values.shape[0], min(values.shape[0], max(1, BLOCK // num_in))
+    num_out = values.shape[0]
+    size = min(values.shape[0], max(1, BLOCK // num_in))
 
     def one_block(i: Array, sums: Array) -> Array:
         # An incomplete last block starts earlier: slice and update clamp their start alike.

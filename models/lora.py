@@ -132,7 +132,8 @@ class Lora:
         """
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
-        unpadded, head = self.unpadded, self._head(base) if base is not None else {}
+        unpadded = self.unpadded
+        head = self._head(base) if base is not None else {}
         for i, (name, like) in enumerate(self.abstract_params.items()):
             placed = shardings[name] if shardings is not None else None
             if name in head:
@@ -196,7 +197,8 @@ class Lora:
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
         """Returns each module's adapter, made by `describe` from the leaf of `tree` for its weight,
         and the unchanged leaves of a scalar head."""
-        chosen, made = set(self.modules), Adapters()
+        chosen = set(self.modules)
+        made = Adapters()
         for linear, leaf in self._described(tree):
             if linear.module not in chosen:
                 continue
@@ -247,7 +249,8 @@ def _uniform(num_in: int, num_stack: int) -> Initializer:
       num_in: number of trailing dimensions that are inputs.
       num_stack: number of leading dimensions for experts.
     """
-    into, stack = tuple(range(-num_in, 0)), tuple(range(num_stack))
+    into = tuple(range(-num_in, 0))
+    stack = tuple(range(num_stack))
     return jax.nn.initializers.variance_scaling(
         1 / 3, "fan_in", "uniform", in_axis=into, out_axis=num_stack, batch_axis=stack
     )

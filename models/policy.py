@@ -84,7 +84,8 @@ class Policy:
     @cached_property
     def _axes(self) -> Params:
         def named(variable: nnx.Variable) -> nnx.Variable:
-            axes, value = variable.get_metadata()["axes"], variable.get_value()
+            axes = variable.get_metadata()["axes"]
+            value = variable.get_value()
             if isinstance(value, AdaptedWeight):
                 factors = adapter_axes(axes, value.contracted, is_stack=value.is_stack)
                 return variable.replace(AdaptedWeight(_format_axes(value.weight, axes), *factors))

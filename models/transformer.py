@@ -38,7 +38,8 @@ class MLP(nnx.Module):
     """SwiGLU (arXiv 2002.05202): (silu(x·gate) ⊙ x·up) · down."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
-        embed, mlp = config.embed_dim, config.mlp_dim
+        embed = config.embed_dim
+        mlp = config.mlp_dim
         self.gate = param(keys, (mlp, embed), ("mlp", "embed"), normal(embed), contracted=1)
         self.up = param(keys, (mlp, embed), ("mlp", "embed"), normal(embed), contracted=1)
         into_residual = normal(mlp, 2 * config.num_layers)
@@ -73,7 +74,8 @@ class Layer(nnx.Module):
             attended, cache = self.attention(normed, positions, rotation, cache, partition)
             x = partition.constrain(x + attended, "batch", None, None)
         with jax.named_scope("mlp"):
-            normed, routed = rms_norm(x, self.mlp_norm[...], self.eps), None
+            normed = rms_norm(x, self.mlp_norm[...], self.eps)
+            routed = None
             if isinstance(self.mlp, Experts):
                 added, routed = self.mlp(normed, is_real, recorded, partition)
             else:
@@ -95,7 +97,8 @@ class Transformer(nnx.Module):
     """Decoder-only transformer of the Llama family; `config` chooses the architecture."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
-        vocab, embed = config.padded_vocab_size, config.embed_dim
+        vocab = config.padded_vocab_size
+        embed = config.embed_dim
         self.embedding = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
         self.layers = nnx.List([Layer(config, i, keys=keys) for i in range(config.num_layers)])
         self.final_norm = param(keys, (embed,), (None,), ones)
@@ -248,7 +251,8 @@ def _with_caches(
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
     """Returns the routing of all layers, stacked, for tokens of this `shape` [rows, length]."""
     if not routed:
-        none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
+        none = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE)
+        sums = jnp.zeros((0, 0))
         return Routed(none, sums, sums, jnp.zeros(0), jnp.zeros((*shape, 0)))
     experts, load, probability, entropy, margin = zip(*routed, strict=True)
     experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)

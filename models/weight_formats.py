@@ -62,7 +62,8 @@ def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWei
     quotients are computed, so the result does not depend on the sharding. A weight that is not
     finite makes its whole output not finite.
     """
-    dtype, num_outputs = like.values.dtype, len(like.scale.shape)
+    dtype = like.values.dtype
+    num_outputs = len(like.scale.shape)
     inputs = tuple(range(num_outputs, weight.ndim))
     weight = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True)

@@ -125,7 +125,9 @@ def describe_evaluation(total: Evaluated, parts: Sequence[Evaluated]) -> dict[st
 
 
 def _describe(one: Evaluated, prefix: str) -> dict[str, float | int]:
-    k, mean, majority = one.num_samples, one.mean(), one.majority()
+    k = one.num_samples
+    mean = one.mean()
+    majority = one.majority()
     found: dict[str, float | int] = {
         f"{prefix}reward": mean.value,
         f"{prefix}reward_ci95": mean.half_width,
@@ -164,7 +166,8 @@ def report(one: Evaluated, ks: Sequence[int]) -> Mapping[str, object]:
 
 
 def _interval(estimate: Estimate) -> dict[str, object]:
-    low, high = estimate.value - estimate.half_width, estimate.value + estimate.half_width
+    low = estimate.value - estimate.half_width
+    high = estimate.value + estimate.half_width
     return {
         "value": _number(estimate.value),
         "low": _number(low),

@@ -14,7 +14,8 @@ from types import ModuleType
 from pat_jax.common.errors import UserError, shown
 
 # Suffixes of files with a reward or a loss that a program has sent, pickled by value.
-SENT_REWARD, SENT_LOSS = ".reward", ".loss"
+SENT_REWARD = ".reward"
+SENT_LOSS = ".loss"
 _SENT = (SENT_REWARD, SENT_LOSS)
 
 

@@ -107,12 +107,14 @@ def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
 @jax.jit  # traced and lowered once for keys, values and all layers
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
     """Returns the pool with the new tokens in their pages."""
-    page_size, (rows, _, steps, _) = pool.shape[2], tail.shape
+    page_size = pool.shape[2]
+    rows, _, steps, _ = tail.shape
     pages_per_row = (steps + page_size - 2) // page_size + 1  # a burst may begin anywhere in a page
     padded = jnp.pad(tail, ((0, 0), (0, 0), (page_size, page_size * pages_per_row), (0, 0)))
 
     def write_page(i: Int[Array, ""], pool: Array) -> Array:
-        row, nth = i // pages_per_row, i % pages_per_row
+        row = i // pages_per_row
+        nth = i % pages_per_row
         index = start[row] // page_size + nth
         position = index * page_size + jnp.arange(page_size)
         is_new = (position >= start[row]) & (position < stop[row])

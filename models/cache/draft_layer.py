@@ -103,7 +103,8 @@ class DraftPages(NamedTuple):
         keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
         written = each.write(keys, values, self.line.slots)
         cache = PagedLayer(written.keys, written.values, self.table)
-        queries, start = self.line.by_row(queries), self.line.start
+        queries = self.line.by_row(queries)
+        start = self.line.start
         attended = cache.read(queries, start, kernels, kernels.verify, trunk=self.line.trunk)
         return self.line.in_line(attended), DraftPages(*cache, self.line)
 
@@ -111,7 +112,8 @@ class DraftPages(NamedTuple):
         """Returns the cache with each accepted branch (`taken`) in the slots of its row's trunk."""
         order = self.line.moved(taken)
         own = jnp.repeat(jnp.where(taken[:, None], self.table, NULL_PAGE), order.shape[1], axis=0)
-        each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
+        each = PagedLayer(self.keys, self.values, own)
+        first = self.line.start[:, None] + 1
         # Read before any write: XLA:GPU would fuse both, and copy the whole pool for it.
         token = jax.lax.optimization_barrier(each.token(jnp.ravel(first + order)))
         written = each.write(token[0], token[1], jnp.ravel(first + self.line.turns[None, :-1]))
@@ -182,7 +184,8 @@ class DraftRows(NamedTuple):
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftRows":
         """Returns the cache with each accepted branch (`taken`) in the slots of its row's trunk."""
-        order, begin = self.line.moved(taken), self.line.start + 1
+        order = self.line.moved(taken)
+        begin = self.line.start + 1
 
         def moved(rows: Array, axis: int) -> Array:
             heads = rows.shape[0] // len(taken)
@@ -210,7 +213,8 @@ def _attend(
     flat = jnp.reshape(jnp.swapaxes(queries, 1, 2), (rows * heads, turns * group, dim))
     scores = jnp.einsum("nqd,nds->nqs", flat, copy.keys, preferred_element_type=jnp.float32)
     scores = scores * dim**-0.5
-    turn, column = jnp.repeat(line.turns, group), jnp.arange(copy.keys.shape[2])
+    turn = jnp.repeat(line.turns, group)
+    column = jnp.arange(copy.keys.shape[2])
     trunk = None if line.trunk is None else line.trunk[:, None, None]
     is_visible = sees(turn[None, :, None], column[None, None], line.start[:, None, None], trunk)
     scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
@@ -247,7 +251,8 @@ def _write_pages(
     pages_per_row = (most + size - 2) // size + 1  # a burst may begin anywhere in a page
 
     def write_page(i: Int[Array, ""], pool: Array) -> Array:
-        row, index = i // pages_per_row, start[i // pages_per_row] // size + i % pages_per_row
+        row = i // pages_per_row
+        index = start[i // pages_per_row] // size + i % pages_per_row
         position = index * size + jnp.arange(size)
         is_new = (position >= start[row]) & (position < stop[row])
         page = jnp.where(jnp.any(is_new), table[row, index], NULL_PAGE)

@@ -41,7 +41,9 @@ class CheckpointFiles:
         checkpoint. A tensor that is in two files is among the others: either may be wrong.
         """
         files, names = ({getattr(x, y) for x in self.named.values()} for y in ("path", "name"))
-        parts, others, twice = Tensors(), Tensors(), set[str]()
+        parts = Tensors()
+        others = Tensors()
+        twice = set[str]()
         for path in sorted(self.directory.glob("*.safetensors")):
             with suppress(UserError):  # a damaged file may have nothing to do with the model
                 tensors = _by_name(read_header(path), () if path in files else names)

@@ -135,7 +135,8 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     """Returns where each tensor of the model is stored. Raises UserError if one is missing or
     wrong."""
     files = find_tensors(directory)
-    stored, config = files.named, policy.config
+    stored = files.named
+    config = policy.config
     if config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
         stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
     is_scalar = config.head == "scalar"
@@ -171,9 +172,11 @@ def _add_spare(
 ) -> None:
     """Adds the model's tensors that the index does not list to `files`. A scalar head may have
     another name, if the files have no other tensor that the model lacks."""
-    stored, (parts, others) = files.named, files.spare(shapes.keys())
+    stored = files.named
+    parts, others = files.spare(shapes.keys())
     stored |= {name: x for name, x in parts.items() if name in shapes}
-    left, missing = unused(stored | parts, shapes.keys()), shapes.keys() - stored.keys()
+    left = unused(stored | parts, shapes.keys())
+    missing = shapes.keys() - stored.keys()
     of_head = {("weight", (1, config.embed_dim)): SCORE, ("bias", (1,)): SCORE_BIAS}
     kinds = {name: of_head.get((name.rpartition(".")[2], x.shape)) for name, x in left.items()}
     heads = {head: name for name, head in kinds.items() if head and not NO_HEAD.search(name)}
@@ -186,7 +189,8 @@ def _add_spare(
             "correct it, or take the head away to begin with zeros."
         )
     if lacking := [name for name in shapes if name not in stored]:
-        name, left = lacking[0], others | left
+        name = lacking[0]
+        left = others | left
         hint = " (tie_word_embeddings is false)" if name == LM_HEAD else ""
         advice = f"name it so if it is one left over, {told(left, name)}" if left else _COMPLETE
         raise UserError(

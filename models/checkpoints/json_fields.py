@@ -72,11 +72,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = parse_json(path.read_text(encoding="utf-8"))
         what = f"the file holds a JSON {type(content).__name__}"
     except JsonError as error:
-        content, where, what = None, error.at(), str(error)
+        content = None
+        where = error.at()
+        what = str(error)
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        content, what = None, f"byte {error.start} is not UTF-8 text"
+        content = None
+        what = f"byte {error.start} is not UTF-8 text"
     if not isinstance(content, dict):
         raise UserError(
             f"{path}{where}: {what}, expected one JSON object; repair the file or download it again."

@@ -57,6 +57,8 @@ _NAMED = re.compile(r"(?:\.modules_to_save)?\.default(?=\.(?:weight|bias)$)")
 _PLAIN: Mapping[str, object] = {
     "peft_type": "LORA",
     "bias": "none",
+    "lora_dropout": 0.0,
+    "inference_mode": True,
     "fan_in_fan_out": False,
     "lora_bias": False,
     "use_rslora": False,
@@ -83,16 +85,15 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
         "base_model_name_or_path": str(Path(base).absolute()) if Path(base).is_dir() else str(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
         "target_modules": [name for name in lora.modules if name not in of_experts],
-        "inference_mode": True,
     }
     if of_experts:
         fields[TARGET_PARAMETERS] = [parameter(name) for name in of_experts]
     if lora.doubles_gate_up:
         fields["rank_pattern"] = {GATE_UP: 2 * lora.rank}
         fields["alpha_pattern"] = {GATE_UP: 2 * lora.alpha}
-    unpadded, shapes = lora.unpadded, dict[str, Shape]()
+    unpadded = lora.unpadded
+    shapes: dict[str, Shape] = {}
     for name in adapters:
         shapes |= _shapes(name, lora, unpadded[name])
 
@@ -111,7 +112,8 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
 def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     """Returns the modules, rank and alpha of a directory's adapters, and checks all their tensors.
     Raises UserError if there are none, or if they are of an unknown kind or of another model."""
-    is_scalar, linear = policy.config.head == "scalar", linear_modules(policy)
+    is_scalar = policy.config.head == "scalar"
+    linear = linear_modules(policy)
     config = read_peft_config(directory, HEAD_MODULES if is_scalar else ())
     stored = _stored_tensors(Path(directory), policy)
     named = of_wrappers(x for x in linear if config.has_parameter(parameter(x)))
@@ -133,7 +135,8 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
     """Returns in float32 the adapters and scalar head that `read_adapter` found (`lora`). Raises
     UserError if a tensor has values that are not finite."""
-    stored, abstract = _stored_tensors(Path(directory), lora.policy), lora.abstract_params
+    stored = _stored_tensors(Path(directory), lora.policy)
+    abstract = lora.abstract_params
     unpadded = lora.unpadded
 
     def read(name: str) -> np.ndarray:
@@ -159,7 +162,8 @@ def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Sha
     """Returns the shapes of a module's tensors A and B, or of a scalar head's tensor, by name."""
     if not isinstance(unpadded, Adapter):
         return {head_name(module): unpadded}
-    name, (a, b) = PREFIX + wrapper(module, lora.modules), stored_shapes(module, unpadded)
+    name = PREFIX + wrapper(module, lora.modules)
+    a, b = stored_shapes(module, unpadded)
     return {name + A: a, name + B: b}
 
 

@@ -106,7 +106,8 @@ def _check_kind(config: PeftConfig, saved: Collection[str]) -> None:
         raise config.error("peft_type", "'LORA'", _CHOOSE_ANOTHER)
     if fields["bias"] not in ("none", None):
         raise config.error("bias", "'none'", _CHOOSE_ANOTHER)
-    whole, implemented = fields.get(MODULES_TO_SAVE), set[str]()
+    whole = fields.get(MODULES_TO_SAVE)
+    implemented = set[str]()
     if config.doubles_gate_up:
         implemented |= {"rank_pattern", "alpha_pattern"}
     if isinstance(whole, list) and all(module in saved for module in whole):

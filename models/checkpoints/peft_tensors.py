@@ -21,7 +21,8 @@ from pat_jax.models.hf_tensors import SCALAR_HEAD, SCORE
 from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice
-A, B = ".lora_A.weight", ".lora_B.weight"
+A = ".lora_A.weight"
+B = ".lora_B.weight"
 HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # a scalar head's tensors, stored unadapted
 # PEFT's task types, by the base's head and whether the head has a bias. Then the modules that PEFT
 # stores whole for the two types with a scalar head; a model has one of them.
@@ -57,7 +58,8 @@ def parameter(module: str) -> str:
 def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
     """Returns the shapes of PEFT's A and B for an adapter whose leaves are shapes."""
     if not is_stack(module):
-        (rank, *into), (*out, _) = shapes.a, shapes.b
+        rank, *into = shapes.a
+        *out, _ = shapes.b
         return (rank, math.prod(into)), (math.prod(out), rank)
     experts, rank, into = shapes.a
     return (experts * rank, into), (sum(out for _, out, _ in _parts(shapes)), rank * experts)

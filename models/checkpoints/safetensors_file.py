@@ -112,7 +112,8 @@ def _parse_header(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
 
 def _check_places(path: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises UserError unless tensors lie back to back: overlapping ones would be misread."""
-    end, former = 0, "the header"
+    end = 0
+    former = "the header"
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, next_end = entry["data_offsets"]
         if begin != end:
@@ -120,7 +121,8 @@ def _check_places(path: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
                 f"{path}: tensor '{name}' begins at byte {shown(begin)} of the data, expected {shown(end)}, "
                 f"where {former} ends; {_ADVICE}."
             )
-        end, former = next_end, f"tensor '{name}'"
+        end = next_end
+        former = f"tensor '{name}'"
 
 
 def _is_sound(entry: object) -> bool:
@@ -157,7 +159,8 @@ def write_file(
     }  # transformers refuses files without it
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * DTYPES[dtype_name].itemsize
+        start = end
+        end = end + math.prod(shape) * DTYPES[dtype_name].itemsize
         header[name] = {"dtype": dtype_name, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)

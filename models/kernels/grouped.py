@@ -30,7 +30,8 @@ class Tiles(NamedTuple):
 
 def tile_size(rows: int, per_token: int, num_experts: int) -> int:
     """Returns the number of rows in a tile: a power of two near the mean rows per expert."""
-    size, mean = 1, rows * per_token // num_experts
+    size = 1
+    mean = rows * per_token // num_experts
     while size < min(mean, rows, LARGEST_TILE):
         size *= 2
     return size

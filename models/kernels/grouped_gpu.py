@@ -150,7 +150,8 @@ def _product_kernel(
     outputs = pl.ds(pl.program_id(0) * part.outputs, part.outputs)
 
     def multiply():
-        choice, expert = choice_ref[...][:, None], expert_ref[0]
+        choice = choice_ref[...][:, None]
+        expert = expert_ref[0]
 
         def over_inputs(turn, sums):
             inputs = pl.ds(turn * part.inputs, part.inputs)
@@ -183,7 +184,8 @@ def _to_weight(
     is_used = jnp.arange(len(tiles.expert)) < tiles.count
     expert = jnp.where(is_used, tiles.expert, num_experts)[None]
     experts = jnp.arange(num_experts)[:, None]
-    first, end = jnp.sum(expert < experts, axis=1), jnp.sum(expert <= experts, axis=1)
+    first = jnp.sum(expert < experts, axis=1)
+    end = jnp.sum(expert <= experts, axis=1)
     number = pl.BlockSpec((1,), lambda _i, _o, expert: (expert,))
     return pl.pallas_call(
         partial(_to_weight_kernel, per_row=len(grads) // len(x)),

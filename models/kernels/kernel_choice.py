@@ -9,7 +9,8 @@ from typing import Literal
 
 Way = Literal["pallas", "plain"]
 
-PALLAS, PLAIN = "pallas", "plain"
+PALLAS = "pallas"
+PLAIN = "plain"
 # Names of the platforms that have kernels, by `jax.Device.platform` and, for "cuda", by lowering.
 ACCELERATORS = ("gpu", "cuda", "tpu")
 OVER_PAGES = ("decode", "prefill", "verify")

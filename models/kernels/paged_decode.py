@@ -43,7 +43,8 @@ def attend_on_tpu(
     pool = 1, pages * heads, page_size, dim
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % PAGES_PER_BLOCK)))
     of_head = table[:, None, :] * heads + jnp.arange(heads)[None, :, None]
-    tables, ends = jnp.reshape(of_head, (rows * heads, -1)), jnp.repeat(lengths, heads)
+    tables = jnp.reshape(of_head, (rows * heads, -1))
+    ends = jnp.repeat(lengths, heads)
     # The kernel does not scale the scores.
     scaled = queries * jnp.asarray(dim**-0.5, queries.dtype)
     scaled = jnp.reshape(scaled, (rows * heads, group, dim))

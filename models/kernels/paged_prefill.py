@@ -108,7 +108,8 @@ def _attend_on_gpu(
     *, length: int, at_once: int, parts: int, branches: bool,
 ):  # fmt: skip
     head, nth, part = (pl.program_id(axis) for axis in (1, 2, 3))
-    queries, page_size = queries_ref[...], keys_ref.shape[2]
+    queries = queries_ref[...]
+    page_size = keys_ref.shape[2]
     tile, dim = queries.shape
     query = ((nth * tile + jnp.arange(tile)) % length)[:, None]
     bounds = start_ref[0], trunk_ref[0] if branches else None
@@ -170,7 +171,8 @@ def attend_blocks_on_tpu(
     of_row = pl.BlockSpec((None, *flat.shape[1:]), lambda row, *_: (row, 0, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     fetched = tpu.VMEM((2, at_once, heads, page_size, dim), keys.dtype)
-    semaphores, sums = tpu.SemaphoreType.DMA((2, 2)), tpu.VMEM(flat.shape[1:], jnp.float32)
+    semaphores = tpu.SemaphoreType.DMA((2, 2))
+    sums = tpu.VMEM(flat.shape[1:], jnp.float32)
     of_query = tpu.VMEM((*flat.shape[1:3], TPU_LANES), jnp.float32)
     out = pl.pallas_call(
         functools.partial(
@@ -194,13 +196,14 @@ def _attend_on_tpu(
     fetched_keys, fetched_values, semaphores, sums, largest, totals,
     *, length: int, at_once: int, branches: bool,
 ):  # fmt: skip
-    row, (heads, count, dim), page_size = pl.program_id(0), sums.shape, keys_ref.shape[2]
+    row = pl.program_id(0)
+    heads, count, dim = sums.shape
+    page_size = keys_ref.shape[2]
     start, trunk = start_ref[row], trunk_ref[row] if branches else None
     turns = pl.cdiv(start + length, at_once * page_size)
     square = count, at_once * page_size
     query = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
     column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
-
     pools = (keys_ref, fetched_keys), (values_ref, fetched_values)
     copies = functools.partial(_copies, table_ref, pools, semaphores, at_once)
 
@@ -224,9 +227,8 @@ def _attend_on_tpu(
         return carry
 
     fetch(0, 0)
-    sums[...] = jnp.zeros_like(sums)
+    sums[...], totals[...] = jnp.zeros_like(sums), jnp.zeros_like(totals)
     largest[...] = jnp.full_like(largest, MASKED)
-    totals[...] = jnp.zeros_like(totals)
     jax.lax.fori_loop(0, turns, over_pages, None)
     out_ref[...] = (sums[...] / totals[...][:, :, :1]).astype(out_ref.dtype)
 

@@ -140,7 +140,8 @@ def _gradients(
       weights: attention weights, [rows, kv_heads, queries_per_kv, queries, keys].
       along: Σ grad * attention for each query.
     """
-    dtype, scale = query.dtype, query.shape[-1] ** -0.5
+    dtype = query.dtype
+    scale = query.shape[-1] ** -0.5
     to_value = _product("bkgts,btkgd->bksd", weights.astype(dtype), grad)
     to_weights = _product("btkgd,bksd->bkgts", grad, value)
     to_scores = (weights * (to_weights - along[..., None]) * scale).astype(dtype)
@@ -150,7 +151,7 @@ def _gradients(
 
 def _backward(residuals: tuple[Array, ...], grads: Array) -> tuple[Array, Array, Array, None]:
     queries, keys, values, positions, out, sums = residuals
-    length, dtype = queries.shape[1], queries.dtype
+    length = queries.shape[1]
     num_blocks, size = _grid(length)
     seen, counts, before = _seen(positions, num_blocks, size)
     of_keys, of_values = (_to_blocks(x, num_blocks, size, axis=2) for x in (keys, values))
@@ -176,7 +177,7 @@ def _backward(residuals: tuple[Array, ...], grads: Array) -> tuple[Array, Array,
 
         begun = i, jnp.zeros(query.shape, jnp.float32), *carry
         _, to_query, to_keys, to_values = jax.lax.fori_loop(0, count, add, begun)
-        return (to_keys, to_values), to_query.astype(dtype)
+        return (to_keys, to_values), to_query.astype(queries.dtype)
 
     zeros = jnp.zeros(of_keys.shape, jnp.float32)
     number = jnp.arange(num_blocks, dtype=positions.dtype)
@@ -184,8 +185,8 @@ def _backward(residuals: tuple[Array, ...], grads: Array) -> tuple[Array, Array,
     (to_keys, to_values), to_queries = jax.lax.scan(one_block, (zeros, zeros), blocks)
     return (
         _from_blocks(to_queries, length, axis=1),
-        _from_blocks(to_keys, length, axis=2).astype(dtype),
-        _from_blocks(to_values, length, axis=2).astype(dtype),
+        _from_blocks(to_keys, length, axis=2).astype(queries.dtype),
+        _from_blocks(to_values, length, axis=2).astype(queries.dtype),
         None,
     )
 

@@ -79,7 +79,8 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], grads: Array):
     along = jnp.sum(grads.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     along = _filled(jnp.moveaxis(along, 1, 3), 3, sums.shape[3])
     to_queries, to_keys, to_values = _gradients(padded, padded.like(grads), sums, along, interpret)
-    length, dim = queries.shape[1], queries.shape[-1]
+    length = queries.shape[1]
+    dim = queries.shape[-1]
     to_context = [jnp.swapaxes(x[:, :length, :, :dim], 1, 2) for x in (to_keys, to_values)]
     return to_queries[:, :length, ..., :dim], *to_context, None
 
@@ -99,7 +100,8 @@ class _Padded(NamedTuple):
 
     @classmethod
     def of(cls, queries: Array, keys: Array, values: Array, positions: Array) -> "_Padded":
-        dim, tiles = queries.shape[-1], _tiles(queries)
+        dim = queries.shape[-1]
+        tiles = _tiles(queries)
         whole = max(max(tile.queries, tile.keys) for tile in tiles)
         length = -(-queries.shape[1] // whole) * whole
         wide = max(pl.next_power_of_2(dim), LEAST_DIM)
@@ -134,7 +136,8 @@ def _filled(x: Array, axis: int, size: int) -> Array:
 def _attended(x: _Padded, interpret: bool) -> tuple[Queries, OfQuery]:
     """Returns the attention, and the base-2 logarithm of each query's sum of exponentials."""
     rows, _, heads, group, _ = x.queries.shape
-    at, tile = _ByQueries(x.queries, x.tiles.forward), x.tiles.forward
+    at = _ByQueries(x.queries, x.tiles.forward)
+    tile = x.tiles.forward
     sums = jax.ShapeDtypeStruct((rows, heads, group, x.queries.shape[1]), jnp.float32)
     return pl.pallas_call(
         functools.partial(forward_kernel, tile=tile, scale=x.scale),
@@ -151,7 +154,8 @@ def _gradients(
     x: _Padded, grads: Queries, sums: OfQuery, along: OfQuery, interpret: bool
 ) -> tuple[Queries, Context, Context]:
     arrays = *x.seen, x.queries, x.keys, x.values, grads, sums, along
-    at, tile = _ByQueries(x.queries, x.tiles.to_queries), x.tiles.to_queries
+    at = _ByQueries(x.queries, x.tiles.to_queries)
+    tile = x.tiles.to_queries
     to_queries = pl.pallas_call(
         functools.partial(to_queries_kernel, tile=tile, scale=x.scale),
         grid=at.grid,
@@ -161,7 +165,8 @@ def _gradients(
         name="attend_rows_to_queries",
         **_options(tile, interpret),
     )(*arrays)
-    at, tile = _ByKeys(x.queries, x.tiles.to_keys), x.tiles.to_keys
+    at = _ByKeys(x.queries, x.tiles.to_keys)
+    tile = x.tiles.to_keys
     to_keys, to_values = pl.pallas_call(
         functools.partial(to_keys_kernel, tile=tile, scale=x.scale),
         grid=at.grid,
@@ -184,7 +189,8 @@ class _ByQueries:
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape
-        size, last = tile.queries, length // tile.queries - 1
+        size = tile.queries
+        last = length // tile.queries - 1
         self.grid = last + 1, heads * group, rows
         # Blocks with most keys go first, so that shorter programs fill the last round.
         self.seen = pl.BlockSpec((None, size), lambda i, _, row: (row, last - i))

@@ -36,7 +36,8 @@ def attend_on_tpu(
     def one_row(x: Array, axis: int) -> Array:
         """Returns all padded rows joined to one: [heads, rows * whole, head_dim]."""
         filling = [(0, 0)] * x.ndim
-        filling[axis], filling[-1] = (0, whole - length), (0, -dim % LANES)
+        filling[axis] = (0, whole - length)
+        filling[-1] = (0, -dim % LANES)
         by_head = jnp.moveaxis(jnp.pad(x, filling), (0, axis), (-3, -2))
         return jnp.reshape(by_head, (-1, rows * whole, x.shape[-1] + filling[-1][1]))
 
@@ -92,12 +93,14 @@ def _tables(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Returns the kernels' tables, one by block of queries and one by block of keys. Each lists
     which blocks of the other kind to visit, and which block to fetch."""
-    rows, num_blocks = positions.shape[0], positions.shape[1] // size
+    rows = positions.shape[0]
+    num_blocks = positions.shape[1] // size
     seen_by = seen_keys(positions)
     start = key_blocks(seen_by, queries=size, keys=size).own[:, :, None]
     last = end_blocks(seen_by, queries=size, keys=size)[:, None] - 1
     block = jnp.arange(num_blocks, dtype=positions.dtype)
-    query, key = block[None, :, None], block[None, None]
+    query = block[None, :, None]
+    key = block[None, None]
     seen = ((start <= key) & (key <= query)).astype(jnp.int8)
     # The block to fetch: if none is visited, the one that is loaded already or comes next.
     before = num_blocks * jnp.arange(rows, dtype=positions.dtype)[:, None, None]

@@ -29,7 +29,8 @@ def forward_kernel(
     *, tile: Tile, scale: float,
 ):  # fmt: skip
     i = pl.num_programs(0) - 1 - pl.program_id(0)
-    queries, seen = queries_ref[...], _of_queries(own_ref, first_ref, shared_ref)
+    queries = queries_ref[...]
+    seen = _of_queries(own_ref, first_ref, shared_ref)
     query = i * tile.queries + jnp.arange(tile.queries)[:, None]
     blocks, block_at = _blocks_of_keys(own_ref, first_ref, shared_ref, i, tile)
 
@@ -43,7 +44,8 @@ def forward_kernel(
         # If a block masks all keys of a query, the sums so far are multiplied by 0 at the first key
         # that the query sees, at the latest itself.
         larger = jnp.maximum(largest, jnp.max(scores, axis=1))
-        weights, fading = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
+        weights = jnp.exp2(scores - larger[:, None])
+        fading = jnp.exp2(largest - larger)
         values = values_ref[at, :]
         out = out * fading[:, None] + triton.dot(weights.astype(values.dtype), values)
         return out, larger, total * fading + jnp.sum(weights, axis=1)
@@ -87,11 +89,13 @@ def to_keys_kernel(
     j = pl.program_id(0)
     keys, values = keys_ref[...], values_ref[...]
     key = j * tile.keys + jnp.arange(tile.keys)[:, None]
-    start, stop = j * tile.keys // tile.queries, end_ref[0]
+    start = j * tile.keys // tile.queries
+    stop = end_ref[0]
 
     def over_queries(turn, carry):
         to_keys, to_values = carry
-        head, i = turn // (stop - start), start + turn % (stop - start)
+        head = turn // (stop - start)
+        i = start + turn % (stop - start)
         at = pl.ds(i * tile.queries, tile.queries)
         queries, grads = queries_ref[at, head, :], grads_ref[at, head, :]
         sums, along = sums_ref[head, at], along_ref[head, at]

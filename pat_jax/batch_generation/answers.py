@@ -42,7 +42,9 @@ class StopFinder:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0):
         """Makes a finder that ignores stop strings completed within the first `min_tokens` tokens,
         as generation ignores stop tokens there."""
-        self.stream, self.stops, self.min_tokens = TextStream(tokenizer), stops, min_tokens
+        self.stream = TextStream(tokenizer)
+        self.stops = stops
+        self.min_tokens = min_tokens
         self.found_at: int | None = None  # where in the text the first stop string begins
 
     @property
@@ -81,10 +83,13 @@ def describe(
     wants_logprobs: bool,
 ) -> dict[str, Any]:
     """Returns the fields of a result that describe the response: text, tokens, finish reason …"""
-    tokens, reason = done.tokens, "length" if done.is_truncated else "stop"
+    tokens = done.tokens
+    reason = "length" if done.is_truncated else "stop"
     has_stopped = finder is not None and finder.has_stopped(tokens)
     if finder is not None and has_stopped:
-        tokens, text, reason = tokens[: finder.num_tokens], finder.text, "stop"
+        tokens = tokens[: finder.num_tokens]
+        text = finder.text
+        reason = "stop"
     else:
         text = None if tokenizer is None else tokenizer.decode(tokens.tolist())
     result: dict[str, Any] = {"text": text, "token_ids": tokens.tolist(), "finish_reason": reason}

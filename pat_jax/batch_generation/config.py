@@ -98,7 +98,8 @@ class GenerateConfig(ChatOptions, Generating):
             self.overrides.check()
         except ValueError as error:
             field, _, problem = str(error).partition(" ")
-            name, expected = _OPTIONS.get(field, field), problem.partition(": expected ")[2]
+            name = _OPTIONS.get(field, field)
+            expected = problem.partition(": expected ")[2]
             raise OptionError(name, getattr(self, name), expected.removesuffix(".")) from None
 
     @property

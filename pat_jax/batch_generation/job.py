@@ -54,13 +54,19 @@ class BatchJob:
           overrides: the command's sampling options; those of a line win over them.
           recommended: sampling options that apply where neither the line nor the command sets them.
         """
-        self.path, self.seed, self.session = path, seed, session
-        self.tokenizer, self.results = tokenizer, results
-        self.overrides, self.recommended = overrides, recommended
+        self.path = path
+        self.seed = seed
+        self.session = session
+        self.tokenizer = tokenizer
+        self.results = results
+        self.overrides = overrides
+        self.recommended = recommended
         self.waiting: dict[int, Entry] = {}  # by the result's index in the results file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
         self.places: list[int] = []  # for each request of the session, the index of its result
-        self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0
+        self.num_written = len(results.done)
+        self.num_errors = 0
+        self.num_tokens = 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
     def run(self) -> None:
@@ -119,7 +125,8 @@ class BatchJob:
             yield Entry(number, 0, _copied(given), is_last=True), str(error)
             return
         for sample in range(ask.num_samples):
-            is_last, finder = sample == ask.num_samples - 1, ask.finder(self.tokenizer)
+            is_last = sample == ask.num_samples - 1
+            finder = ask.finder(self.tokenizer)
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
 
     def _name(self, i: int) -> str:
@@ -156,7 +163,8 @@ class BatchJob:
         with self.tokenizing:
             wants = ask is not None and ask.wants_logprobs
             result |= describe(done, self.tokenizer, entry.finder, wants_logprobs=wants)
-        prompt, response = len(ask.tokens) if ask else 0, len(result["token_ids"])
+        prompt = len(ask.tokens) if ask else 0
+        response = len(result["token_ids"])
         return result | {"usage": {"prompt_tokens": prompt, "completion_tokens": response}}
 
     def _write(self, *, wait: bool) -> None:

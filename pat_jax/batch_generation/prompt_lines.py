@@ -170,7 +170,8 @@ def _with_special_stops(
     other text, or if there are too many stop tokens."""
     if tokenizer is None or not stops:
         return sampling
-    ids, special = list(sampling.stop_token_ids), tokenizer.special.texts
+    ids = list(sampling.stop_token_ids)
+    special = tokenizer.special.texts
     by_text = {text: token for token, text in special.items()}
     for stop in stops:
         if stop in by_text:

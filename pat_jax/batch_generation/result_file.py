@@ -25,7 +25,8 @@ class ResultFile:
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
         """Opens the file; returns the prompt's line and the sample of each result in it."""
-        path, option = self.path, f"option --out is {str(self.path)!r}"
+        path = self.path
+        option = f"option --out is {str(self.path)!r}"
         try:
             if path.exists() and not path.is_file():
                 raise UserError(

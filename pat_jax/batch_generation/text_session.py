@@ -51,8 +51,11 @@ class TextSession:
           overrides: sampling options that apply unless the arguments of `generate` set them.
           recommended: sampling options that apply if neither `overrides` nor those arguments do.
         """
-        self.session, self.tokenizer, self.seed = session, tokenizer, seed
-        self._overrides, self._recommended = overrides, recommended
+        self.session = session
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self._overrides = overrides
+        self._recommended = recommended
 
     def generate(self, prompts: str | Sequence[PromptLike], **sampling: Any) -> list[list[Answer]]:
         """Returns the samples of each prompt: the same as for prompts in the lines of a file.

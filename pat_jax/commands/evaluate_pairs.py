@@ -36,7 +36,8 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     """Evaluates --reward_model on the pairs of --data. Raises UserError if the model or a file
     cannot be used, or if no pair is short enough."""
     join(config.distributed)
-    devices, options = configure(config.devices), config.reward_model
+    devices = configure(config.devices)
+    options = config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)
     dtype = settled_dtype("auto", devices[0].platform, is_checkpoint=True)
     role = reward_role(options.model, dtype, option="reward_model")
@@ -68,7 +69,8 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
 
 def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairSplits]:
     """Returns the pairs of each file or pattern of --data, by its name."""
-    asked, context = config.reward_model.max_length, given.shape.max_position
+    asked = config.reward_model.max_length
+    context = given.shape.max_position
     expected = f"at most the {context:,} tokens of the context of {config.reward_model.model!r}"
     require(asked is None or asked <= context, "reward_model.max_length", asked, expected)
     reader = PairReader(

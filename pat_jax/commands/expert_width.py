@@ -19,7 +19,8 @@ Run = TypeVar("Run", bound=RunConfig)
 def with_width(config: Run, devices: Sequence[Device]) -> Run:
     """Returns the options with a number in place of `--rollout.expert_width auto`. They do
     not change without experts, on unknown devices, and if rollouts have their own devices."""
-    rollout, model = config.rollout, model_config(config.task, config.layout_choice, devices)
+    rollout = config.rollout
+    model = model_config(config.task, config.layout_choice, devices)
     if model.experts is None or config.placement not in (
         PlacementConfig(),
         PlacementConfig("auto"),

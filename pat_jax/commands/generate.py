@@ -39,7 +39,8 @@ def generate(config: GenerateConfig) -> None:
     parts = prepared(config, prompts=Path(config.prompts))
     with ResultFile(Path(config.out), resume=config.resume) as results:
         print(parts.setup.engine.drafting, file=sys.stderr)
-        session, tokenizer = parts.open(), parts.tokenizer
+        session = parts.open()
+        tokenizer = parts.tokenizer
         assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
         BatchJob(
             Path(config.prompts),

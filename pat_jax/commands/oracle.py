@@ -27,7 +27,8 @@ class PathRegret:
     regret: Regret
 
     def __repr__(self) -> str:
-        found, trace = self.regret, self.trace
+        found = self.regret
+        trace = self.trace
         switches = [f"{split} at step {step:,}" for step, split in found.best.switches]
         best = " -> ".join([str(found.best.start), *switches])
         header = ["path", "actual s", "predicted s", "best s", "regret s", "regret"]
@@ -60,7 +61,8 @@ def path_regret(config: SimulateConfig) -> PathRegret:
     """Computes the regret of a recorded rollout. Raises UserError if the trace is not in a run's
     folder, lacks the lengths that a replay needs, or has layouts that the profile lacks."""
     path, profile = Path(config.trace), Path(config.profile)
-    run, trace = SavedRun(path.parent), read_trace(path)
+    run = SavedRun(path.parent)
+    trace = read_trace(path)
     if config.profile == SimulateConfig.profile:
         profile = path.parent / "profile.json"
     if not trace.sequences:
@@ -68,14 +70,16 @@ def path_regret(config: SimulateConfig) -> PathRegret:
             f"option --trace is {config.trace!r}: it does not say how long each response was: it is of an "
             "older version, or the run was stopped in it; take one of a run that went through."
         )
-    latency, rollout = read_profile(profile).latency, run.config.rollout
+    latency = read_profile(profile).latency
+    rollout = run.config.rollout
     splits = splits_of(latency)
     if missing := set(trace.path) - set(map(str, splits)):
         raise UserError(
             f"option --profile is {str(profile)!r}: it has no times of {', '.join(sorted(missing))}, in "
             "which the rollout ran; measure them with python -m pat_jax.profile."
         )
-    columns, cap = np.array(trace.sequences).T, rollout.max_completion_length
+    columns = np.array(trace.sequences).T
+    cap = rollout.max_completion_length
     prompts, responses, prompt_id = columns[:3].astype(int)
     expected = columns[3] if len(columns) > 3 else None
     workload = Workload(prompts, responses, cap, prompt_id, expected)

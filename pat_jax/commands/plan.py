@@ -39,7 +39,9 @@ from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.run.files.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
-REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.svg"
+REPORT_FILE = "plan.json"
+PAGE_FILE = "plan.html"
+PICTURE_FILE = "rollout.svg"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
     question = question_of(config, command)
-    config, target = question.options, question.build.order.target
+    config = question.options
+    target = question.build.order.target
     run = config.run(target)
     folder = check_run_dir(run.run_dir, is_resumed=run.resume)
     if config.compile:
@@ -89,7 +92,8 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
 def question_of(config: PlanConfig, command: str) -> Question:
     """Returns the question for a plan, from the options. Writes and compiles nothing. Raises
     UserError if anything in the options is wrong."""
-    target, model = Target.parse(config.target), model_of(config.model)
+    target = Target.parse(config.target)
+    model = model_of(config.model)
     width = settled_width(target, model, config, config.experts, config.responses)
     config = replace(config, expert_width=width)
     if config.max_completion_length is None:
@@ -156,7 +160,8 @@ def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]
 
 
 def folder_name(config: PlanConfig, now: datetime) -> str:
-    model, target = Path(config.model).name, config.target.replace(":", "-")
+    model = Path(config.model).name
+    target = config.target.replace(":", "-")
     return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
 
 

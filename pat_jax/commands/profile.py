@@ -187,6 +187,8 @@ def measure(
         def so_far() -> Profile:
             return Profile(subject, warmup.measured)
 
-        policy, seed, dtype = engine.policy, config.seed, DTYPES[config.compute_dtype]
+        policy = engine.policy
+        seed = config.seed
+        dtype = DTYPES[config.compute_dtype]
         warmup.measure(lambda layout: policy.init(seed, layout.param_shardings(policy), dtype))
     return so_far()

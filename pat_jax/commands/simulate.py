@@ -128,7 +128,8 @@ def _drafts(
 ) -> tuple[Drafter, DraftSource | None, tuple[str, ...]]:
     """Returns a drafter whose drafts the profile has times of, their source, and notes for users.
     Raises UserError if the profile lacks times for the source that was asked for."""
-    asked, backend = config.speculation, profile.subject.backend
+    asked = config.speculation
+    backend = profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
     if asked.source not in ("auto", "none") and not drafts.num_draft_tokens:

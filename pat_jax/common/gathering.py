@@ -30,7 +30,10 @@ class Gathering(Generic[T]):
         do: Callable[[list[T]], None],
         is_enough: Callable[[Sequence[T]], bool] = is_any,
     ):
-        self._thread, self._do, self._is_enough, self._lock = thread, do, is_enough, Lock()
+        self._thread = thread
+        self._do = do
+        self._is_enough = is_enough
+        self._lock = Lock()
         self._waiting: list[T] = []
         self._tasks: list[Future[None]] = []
         self._is_asked = False  # a call is submitted, and takes all items added until it begins
@@ -65,5 +68,7 @@ class Gathering(Generic[T]):
 
     def _take(self) -> None:
         with self._lock:
-            waiting, self._waiting, self._is_asked = self._waiting, [], False
+            waiting = self._waiting
+            self._waiting = []
+            self._is_asked = False
         self._do(waiting)

@@ -35,7 +35,9 @@ _ADVICE: dict[int | None, str] = {
     **dict.fromkeys(range(500, 600), "the fault is there: try again later"),
 }
 
-_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _DESCRIPTION = (
     *(_CONFIG, _INDEX, "generation_config.json", "chat_template*", "tokenizer*", "spiece.model"),
     *("vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
@@ -214,7 +216,8 @@ def _status(error: Exception) -> int | None:
 
 def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
     """Parses a name of the Hub. Returns None for other names, and if a file has this name."""
-    found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
+    found = _NAME.fullmatch(name)
+    commit = _commits.get((kind, name))
     if not found or (found["part"] and kind == "model"):
         return None
     if commit is None and os.path.exists(name):
@@ -259,7 +262,8 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
         there = ", ".join(map("/".join, sorted(found))) or f"no file of {', '.join(FORMS)}"
         advice = f"name one, as {repo.id}:{'/'.join(min(found))}" if found else "choose another"
         if not is_online:
-            there, advice = f"{there} in the cache", f"{advice}, or {repo.download}"
+            there = f"{there} in the cache"
+            advice = f"{advice}, or {repo.download}"
         raise repo.error(f"it has {there}, and not {'/'.join(place)}", advice)
     files = found[place]
     if not is_online and num_shards(files[0]) > len(files):

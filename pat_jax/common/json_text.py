@@ -16,7 +16,8 @@ class JsonError(ValueError):
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None):
         super().__init__(problem)
-        self.line, self.column = line, column
+        self.line = line
+        self.column = column
 
     def at(self, line: int | None = None) -> str:
         """Returns the mistake's place, such as `, line 3, column 5`, as far as it is known. If the

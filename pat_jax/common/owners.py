@@ -21,7 +21,8 @@ def owners(devices: Iterable[Device]) -> list[int]:
 
 def is_absent(devices: Iterable[Device]) -> bool:
     """Returns whether only other processes of this run own these devices."""
-    us, own = process_group(), owners(devices)
+    us = process_group()
+    own = owners(devices)
     return len(own) > 0 and not us.is_alone and us.index not in own
 
 
@@ -37,7 +38,8 @@ def known_to_all(name: str, devices: Iterable[Device], value: T) -> T:
     it returns `value` at once, as all have computed the same."""
     if have_all(devices):
         return value
-    us, first = process_group(), owners(devices)[0]
+    us = process_group()
+    first = owners(devices)[0]
     told = us.gather(name, value if us.index == first else None)[first]
     assert told is not None, f"{name}: process {first} told nothing"
     return told

@@ -5,7 +5,8 @@ import sys
 
 from pat_jax.common.errors import UserError, shown
 
-SECONDS, MOST_FILES = 20.0, 100_000
+SECONDS = 20.0
+MOST_FILES = 100_000
 # A process can be killed while it reads a folder of a million files, or waits for a dead disk.
 _PROGRAM = """
 import glob, itertools, sys

@@ -13,12 +13,14 @@ def colour(i: int) -> str:
 def tp_colour(tp: int) -> str:
     """Returns the colour of layouts with this TP degree, the same in every picture. It depends on
     the degree's number of prime factors, as each wider layout adds a mesh axis."""
-    count, factor = 0, 2
+    count = 0
+    factor = 2
     while tp > 1:
         if tp % factor:
             factor += 1
         else:
-            tp, count = tp // factor, count + 1
+            tp = tp // factor
+            count = count + 1
     return colour(count)
 
 

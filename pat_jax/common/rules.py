@@ -15,7 +15,9 @@ class OptionError(UserError):
 
     def __init__(self, name: str, value: object, expected: str, where: str = ""):
         super().__init__(f"option --{name} is {shown(value)}{where}: expected {expected}.")
-        self.name, self.value, self.expected = name, value, expected
+        self.name = name
+        self.value = value
+        self.expected = expected
 
 
 Rule = tuple[Callable[[Any], bool], str]  # the check, and what it expects in words
@@ -72,8 +74,10 @@ def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
     """Raises UserError if prompt and response together do not fit into the model's context.
     `lengths` maps two options to numbers of tokens: of the longest prompt, then of the longest
     response. `context` is the number of tokens of the model's longest sequence."""
-    (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()
-    total, left = prompt_tokens + response_tokens, context - prompt_tokens
+    prompt, response = lengths
+    prompt_tokens, response_tokens = lengths.values()
+    total = prompt_tokens + response_tokens
+    left = context - prompt_tokens
     if total > context:
         advice = f"take --{response} {left}" if left > 0 else f"lower both, --{prompt} first"
         raise UserError(

@@ -13,7 +13,8 @@ class Stopwatch:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         """`now` returns seconds since any fixed time."""
         self.seconds: dict[str, float] = {}
-        self._now, self._begin = now, now()
+        self._now = now
+        self._begin = now()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -28,7 +29,8 @@ class Stopwatch:
 
     def take(self) -> dict[str, float]:
         """Returns the seconds of each stage, and begins new sums. `elapsed` goes on."""
-        taken, self.seconds = self.seconds, {}
+        taken = self.seconds
+        self.seconds = {}
         return taken
 
     @property

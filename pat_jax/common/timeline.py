@@ -38,7 +38,9 @@ class Timeline:
 
     def take(self) -> list[Span]:
         """Returns the stages since the last call, by their beginning, and restarts at 0 s."""
-        taken, self._spans, self._begin = self._spans, [], time.perf_counter()
+        taken = self._spans
+        self._spans = []
+        self._begin = time.perf_counter()
         return sorted(taken, key=lambda span: span.begin_s)
 
 

@@ -72,7 +72,9 @@ def _with_lengths(
 ) -> tuple[RolloutConfig, str]:
     """Settles the lengths of prompt and response. In a short context, the prompt gets at most half,
     and the response the rest."""
-    prompt, response, left = rollout.max_prompt_length, rollout.max_completion_length, {}
+    prompt = rollout.max_prompt_length
+    response = rollout.max_completion_length
+    left = {}
     if prompt is None:
         room = model.context // 2 if response is None else model.context - response
         prompt = max(1, min(usual.prompt, room))

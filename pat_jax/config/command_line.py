@@ -128,7 +128,8 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
     """Removes the option's values from the front of `rest`, and returns them."""
     end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
     count = end if option.takes_many else min(end, 1)
-    values, rest[:count] = rest[:count], []
+    values = rest[:count]
+    rest[:count] = []
     return ["true"] if option.kind is bool and not values else values
 
 

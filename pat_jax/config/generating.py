@@ -47,7 +47,8 @@ class Generating(Planned, OnDevices):
         """Returns `run` with the engine's options set: room for at least `rows` sequences at once,
         and for `lengths`, the tokens of the longest prompt and response. `sampling` has further
         options of `AskedRollout`."""
-        (prompt, response), page = lengths, RolloutConfig.page_size
+        prompt, response = lengths
+        page = RolloutConfig.page_size
         rows = math.ceil(rows / num_devices) * num_devices
         rollout = AskedRollout(
             prompts_per_step=rows,

@@ -15,7 +15,10 @@ from pat_jax.config.lora import AdapterConfig
 from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.run import RunConfig
 
-POLICY, CRITIC, REFERENCE, TEACHER = "policy", "critic", "reference", "teacher"
+POLICY = "policy"
+CRITIC = "critic"
+REFERENCE = "reference"
+TEACHER = "teacher"
 WARM_START_RATE = 3e-3  # peak learning rate of the supervised stage; a cosine falls to zero
 
 
@@ -122,7 +125,8 @@ def _policy(run: RunConfig) -> Role:
 
 
 def _training(run: RunConfig) -> Trained:
-    algorithm, stage = run.algorithm, run.warm_start
+    algorithm = run.algorithm
+    stage = run.warm_start
     # The moments of both optimizers have the same data type.
     moments = run.optimizer.moment_dtype
     before = OptimizerConfig(
@@ -160,7 +164,8 @@ def _reading(run: RunConfig) -> Iterator[Role]:
     if run.algorithm.beta:
         yield Role(REFERENCE, "", "", run.compute, temperature=temperature)
     if teacher := run.teacher.model:
-        how, top_k = Compute(run.compute_dtype), run.teacher.top_k
+        how = Compute(run.compute_dtype)
+        top_k = run.teacher.top_k
         yield Role(TEACHER, teacher, "teacher.model", how, temperature=temperature, top_k=top_k)
 
 
@@ -196,6 +201,7 @@ def tuned_roles(
         run.checkpoint.export_dir,
         router_aux_loss_coef=run.router_aux_loss_coef,
     )
-    is_read, how = run.eval.every > 0, run.compute
+    is_read = run.eval.every > 0
+    how = run.compute
     policy = Role(POLICY, run.model, "model", how, head=head, trained=trained, is_read=is_read)
     return (policy, Role(REFERENCE, "", "", how)) if has_reference else (policy,)

@@ -157,7 +157,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     @property
     def micro_batches(self) -> MicroBatches:
-        rollout, algorithm = self.rollout, self.algorithm
+        rollout = self.rollout
+        algorithm = self.algorithm
         return MicroBatches(
             tokens=algorithm.tokens_per_micro_batch,
             prompts=algorithm.mini_batch_size,

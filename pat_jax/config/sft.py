@@ -75,7 +75,8 @@ class SftConfig(FineTuning):
 
     def __post_init__(self):
         super().__post_init__()
-        is_dpo, default = self.loss == "dpo", SftConfig.__dataclass_fields__
+        is_dpo = self.loss == "dpo"
+        default = SftConfig.__dataclass_fields__
         for name in ("truncate", "completion_only_loss", "assistant_only_loss"):
             usual = default[name].default
             expected = f"{str(usual).lower()} with --loss dpo, which compares whole responses"

@@ -12,7 +12,9 @@ class Admissions:
     """Gives pages to sequences, one at a time. Does not know rows, nor which sequence is next."""
 
     def __init__(self, contents: Contents, tables: BlockTables):
-        self.contents, self.table, self.tables = contents, contents.table, tables
+        self.contents = contents
+        self.table = contents.table
+        self.tables = tables
         self.turn = np.zeros(len(self.table), np.int64)  # number of each sequence's last admission
         self._num_admitted = 0
         self.forget_prefix_replicas()
@@ -35,7 +37,8 @@ class Admissions:
         Args:
           leaving: number of the replica's pages that must stay free.
         """
-        pool, room = self.tables.pools[replica], self._room(sequence, steps)
+        pool = self.tables.pools[replica]
+        room = self._room(sequence, steps)
         known = self.contents.known(sequence)
         if known is None:
             cached = int(self.table.length[sequence]) - 1
@@ -54,7 +57,8 @@ class Admissions:
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
         """Returns how many pages a sequence with room for `after` more tokens lacks for `steps`."""
-        cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
+        cached = int(self.table.length[sequence]) - 1
+        size = self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, size) - num_pages_for(now, size)
 
@@ -65,7 +69,8 @@ class Admissions:
         i = np.array([i for i, _ in admitted], np.int64)
         start = np.array([given.num_cached for _, given in admitted], np.int64)
         stop = self.table.length[i] - 1
-        replica, is_new = self.tables.replica[i], start < stop
+        replica = self.tables.replica[i]
+        is_new = start < stop
         spans = Spans(i[is_new], replica[is_new], start[is_new], stop[is_new])
         copies = [
             (g, *given.copy)
@@ -87,7 +92,10 @@ class Filling:
         """
         table = admissions.table
         running = table.replica(table.running)
-        self.admissions, self.most, self.steps, self.at_once = admissions, most, steps, at_once
+        self.admissions = admissions
+        self.most = most
+        self.steps = steps
+        self.at_once = at_once
         # Per replica, pages that must stay free for its running sequences.
         self.needed = admissions.tables.lacking(steps).tolist()
         self.count = np.bincount(running, minlength=table.num_replicas).tolist()
@@ -100,7 +108,8 @@ class Filling:
         Returns whether it was admitted. A replica with too few pages for it admits no other
         sequence in this round.
         """
-        pools, needed = self.admissions.tables.pools, self.needed
+        pools = self.admissions.tables.pools
+        needed = self.needed
         later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)
         for replica in sorted(replicas, key=lambda g: needed[g] - pools[g].num_free):
             leaving = needed[replica] + later

@@ -21,7 +21,9 @@ class BurstShapes:
         Args:
           by_need: chooses among the programs compiled so far; None if all programs are compiled.
         """
-        self.shapes, self.table, self.by_need = shapes, table, by_need
+        self.shapes = shapes
+        self.table = table
+        self.by_need = by_need
         # The shape, with the plan's drafts, for which the newest burst found no compiled program,
         # and the seconds that these drafts were predicted to save in it.
         self.lacked: tuple[Shape, float] | None = None
@@ -46,8 +48,10 @@ class BurstShapes:
         Args:
           tokens_before: the most tokens that the burst still running may add to a row.
         """
-        table, pace = self.table, self.shapes.pace(num_draft_tokens)
-        context, rows = table.max_context + tokens_before, table.rows_per_replica
+        table = self.table
+        pace = self.shapes.pace(num_draft_tokens)
+        context = table.max_context + tokens_before
+        rows = table.rows_per_replica
         shape = self._smallest(
             split, rows, self._reached(num_draft_tokens, tokens_before), num_draft_tokens, rows
         )

@@ -20,7 +20,8 @@ class ByNeed:
     """Chooses among an engine's compiled decode programs, and compiles more when needed."""
 
     def __init__(self, programs: ProgramTable, buckets: Buckets):
-        self.programs, self.buckets = programs, buckets
+        self.programs = programs
+        self.buckets = buckets
         self._rent: defaultdict[Shape, float] = defaultdict(float)  # rent of each shape in seconds
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile-by-need")
         self._job: Future[None] | None = None  # one at a time: a process that ends waits for it

@@ -37,7 +37,8 @@ class CacheManager:
           expected: float[sequences], the predicted length of each response in tokens; None keeps
             the order of the requests.
         """
-        self.contents, self.table = contents, contents.table
+        self.contents = contents
+        self.table = contents.table
         self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
         count = len(self.table)
         order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
@@ -55,12 +56,14 @@ class CacheManager:
         A replica with too few pages preempts its most recently admitted sequences. Pages for the
         first `at_once` tokens are handed out now. Returns the number of preempted sequences.
         """
-        tables, num_preempted = self.tables, 0
+        tables = self.tables
+        num_preempted = 0
         lacking = tables.lacking(steps)
         for replica, pool in enumerate(tables.pools):
             while lacking[replica] > pool.num_free:
                 self._preempt(self._youngest(replica))
-                num_preempted, lacking = num_preempted + 1, tables.lacking(steps)
+                num_preempted = num_preempted + 1
+                lacking = tables.lacking(steps)
         tables.extend(at_once)
         return num_preempted
 
@@ -71,7 +74,8 @@ class CacheManager:
 
     def _preempt(self, sequence: int) -> None:
         """Takes a sequence's row and pages; when it resumes, it reuses those not overwritten."""
-        tables, known = self.tables, self.contents.known(sequence)
+        tables = self.tables
+        known = self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))
         tables.release(np.array([sequence]))
@@ -111,7 +115,8 @@ class CacheManager:
 
         These may hold NaN. Attention multiplies masked values by zero, and NaN times zero is NaN.
         """
-        tables, poisoned = self.tables, []
+        tables = self.tables
+        poisoned = []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
         has_failed = np.array([self.contents.has_failed(i) for i in ended.tolist()], bool)
         tables.release(ended[~has_failed])
@@ -146,12 +151,14 @@ class CacheManager:
           The moves of pages, and which sequences leave their pages behind, bool[running]. Among
           these are sequences for which the new pools have too few pages.
         """
-        running, tables = self.table.running, self.tables
+        running = self.table.running
+        tables = self.tables
         tables.release(running[is_recomputed])
         old_pools = tables.pools
         tables.pools = tables.new_pools(num_replicas, num_pages)
         self.admissions.forget_prefix_replicas()
-        moved, moves = Moved(old_pools[0].num_pages), []
+        moved = Moved(old_pools[0].num_pages)
+        moves = []
         is_left = is_recomputed.copy()
         by_age = np.argsort(self.admissions.turn[running])
         for k in by_age[~is_recomputed[by_age]].tolist():
@@ -174,12 +181,15 @@ class CacheManager:
         Returns:
           Which sequences had a page that found no room, bool[running]. They hold no pages now.
         """
-        tables, running, stays = self.tables, self.table.running, new_page == NULL_PAGE
+        tables = self.tables
+        running = self.table.running
+        stays = new_page == NULL_PAGE
         is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
         is_lost[moves.new_replica[stays], moves.new_page[stays]] = True
         is_left = np.zeros(len(running), bool)
         for k in np.flatnonzero(tables.count[running]).tolist() if stays.any() else ():
-            pages, replica = tables.of(int(running[k])), tables.replica[running[k]]
+            pages = tables.of(int(running[k]))
+            replica = tables.replica[running[k]]
             if is_lost[replica, pages].any():
                 tables.pools[replica].discard(pages)
                 is_left[k] = True
@@ -203,8 +213,10 @@ class CacheManager:
         Returns:
           The prefill to run, and which sequences wait, bool[running].
         """
-        table, running = self.table, self.table.running
-        waits, admitted = is_left.copy(), []
+        table = self.table
+        running = self.table.running
+        waits = is_left.copy()
+        admitted = []
         by_age = np.argsort(self.admissions.turn[running])
         for k in by_age[is_left[by_age]].tolist():
             i, new = int(running[k]), int(replica[k])
@@ -245,13 +257,18 @@ class CacheManager:
         Returns:
           The replica of each sequence after the move, int[running], and the moves of pages.
         """
-        table, tables, replica = self.table, self.tables, replica.copy()
-        running, pools = table.running, tables.pools
-        moved, moves = Moved(pools[0].num_pages), []
+        table = self.table
+        tables = self.tables
+        replica = replica.copy()
+        running = table.running
+        pools = tables.pools
+        moved = Moved(pools[0].num_pages)
+        moves = []
         old = tables.replica[running]
         assert not set(old[old != replica]) & set(replica[old != replica])
         for k in np.flatnonzero(old != replica).tolist():
-            i, pool = int(running[k]), pools[replica[k]]
+            i = int(running[k])
+            pool = pools[replica[k]]
             held = tables.of(i).copy()
             if pool.num_free < len(held):
                 replica[k] = old[k]

@@ -68,9 +68,13 @@ class DeviceExecutor(Executor):
           checks: compare every burst with that of the other processes.
           earlier: responses of earlier epochs, which drafts may also be copied from.
         """
-        self.clock, self._checks = clock, checks
-        self.specs, self.programs, self.weights = specs, programs, weights
-        self.responses, self.tables = responses, tables
+        self.clock = clock
+        self._checks = checks
+        self.specs = specs
+        self.programs = programs
+        self.weights = weights
+        self.responses = responses
+        self.tables = tables
         self.pool = DevicePool(specs, programs, weights.layout)
         self._running: deque[_Running] = deque()
         # The rows' state on the devices, and the version of the table that it was made from.
@@ -82,16 +86,20 @@ class DeviceExecutor(Executor):
         self._tables: tuple[jax.Array, jax.Array] | None = None
         self._drafting: Any = None
         rollout = Rollout(specs.draft_shapes, programs, draft_params, responses, earlier)
-        self._feed, self._draft_params = specs.drafter.feed(rollout), draft_params
+        self._feed = specs.drafter.feed(rollout)
+        self._draft_params = draft_params
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
-        sizes, room, routes = self.specs.prefill_sizes, 0, self.responses.routes
+        sizes = self.specs.prefill_sizes
+        room = 0
+        routes = self.responses.routes
         routes.settle()  # samples of a prompt have one route through it
         calls = self.tables.prefills(work.spans, self.responses.tokens, sizes, self.specs.buckets)
         for call, length, given in calls:
-            split, blocks = self.pool.layout.split, call.start.shape[1]
+            split = self.pool.layout.split
+            blocks = call.start.shape[1]
             program = self.programs[Key("prefill", split, blocks, length)]
             recorded = routes.recorded(call, self.specs.page_size)
             args = self.pool.pages, *given, recorded
@@ -129,22 +137,28 @@ class DeviceExecutor(Executor):
             Key("decode", split, rows, length, num_draft_tokens=num_draft_tokens)
         ]
         state, output = program(self.weights.params, state, burst.reserved, until, own_params)
-        self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        self._tables, self._drafting = (state.tables, state.drawn), state.drafting
+        self._rows = state.rows
+        self._seen = state.seen
+        self.pool.pages = state.pool
+        self._tables = (state.tables, state.drawn)
+        self._drafting = state.drafting
         self._feed.keep(state.drafting)
         self._running.append(_Running(burst, output))
 
     def _put_rows(self, burst: Burst) -> None:
-        layout, table = self.pool.layout, self.responses.table
+        layout = self.pool.layout
+        table = self.responses.table
         if self._rows is None or self._seen is None or self._version != table.version:
             self._rows = layout.put(self.responses.row_state(), "batch")
-            self._seen, self._version = self._put_seen(), table.version
+            self._seen = self._put_seen()
+            self._version = table.version
         tables = self.tables.rows(table.row_to_sequence, self.specs.width(burst.shape.length))
         none_drawn = np.zeros(layout.split.dp, np.int32)
         self._tables = layout.put((tables, none_drawn), "batch")
 
     def _digest(self, burst: Burst) -> Digest:
-        table, reserved = self.responses.table, burst.reserved
+        table = self.responses.table
+        reserved = burst.reserved
         known = (
             table.row_to_sequence,
             table.length,
@@ -158,9 +172,11 @@ class DeviceExecutor(Executor):
     def _put_seen(self) -> jax.Array:
         """The tokens that penalties apply to, on the devices. Nothing is sent if no running row
         has a penalty."""
-        responses, layout = self.responses, self.pool.layout
+        responses = self.responses
+        layout = self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
-        shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
+        shape = seen_shape(self.specs.functions.policy.config, rows)
+        old = self._seen
         if (
             old is not None
             and not responses.has_penalties
@@ -178,7 +194,8 @@ class DeviceExecutor(Executor):
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
             return Arrival(None, self.pool.shift(relocation.moves))
-        pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
+        pages = self.specs.shapes.pages
+        splits = (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
         moves = relocation.moves
         arrivals = placed(moves, self.tables.holds(moves), old, new)

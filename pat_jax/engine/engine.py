@@ -82,8 +82,12 @@ class RolloutEngine:
         drafting: str = "",
         by_need: bool = False,
     ):
-        self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
-        self.checks, self.drafting, self.dtype = config.check_integrity, drafting, dtype
+        self.policy = policy
+        self.capacity = capacity
+        self.eos_ids = tuple(eos_ids)
+        self.checks = config.check_integrity
+        self.drafting = drafting
+        self.dtype = dtype
         self.layouts = _all_layouts(policy, devices) if layouts is None else layouts
         some = next(iter(self.layouts.values()))
         self.mesh: Mesh = some.mesh
@@ -107,7 +111,8 @@ class RolloutEngine:
         With `by_need`, only the first few decode programs are compiled.
         """
         self.load_draft_model()
-        threads, first = os.cpu_count() or 1, self.specs.is_first
+        threads = os.cpu_count() or 1
+        first = self.specs.is_first
         self.programs.compile_all(threads=threads, progress=progress, only=first)
         give_back()
 
@@ -246,7 +251,8 @@ class RolloutEngine:
     def _begin(
         self, requests: Sequence[Request], expected: np.ndarray | None
     ) -> tuple[Responses, Scheduler]:
-        split, shapes = self.weights.layout.split, self.specs.shapes
+        split = self.weights.layout.split
+        shapes = self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
         responses = Responses.of(
             requests,

@@ -34,7 +34,8 @@ def rollout(
       should_stop: called after each burst for every running sequence; True ends the sequence.
       notify: called with one sentence per plan and switch.
     """
-    loop, in_flight = _Loop(scheduler, executor, planner, report, notify), None
+    loop = _Loop(scheduler, executor, planner, report, notify)
+    in_flight = None
     try:
         while scheduler.table.has_work:
             if in_flight is None:
@@ -84,9 +85,12 @@ class _Loop:
 
         Returns what is left of the plan: how to decode after the move.
         """
-        scheduler, executor, report = self.scheduler, self.executor, self.report
+        scheduler = self.scheduler
+        executor = self.executor
+        report = self.report
         kind = "switch" if plan.replica is None else "balance"
-        began, fullest = executor.clock.elapsed, scheduler.table.fullest
+        began = executor.clock.elapsed
+        fullest = scheduler.table.fullest
         with executor.clock(kind):
             relocation = scheduler.leave(plan)
             arrival = executor.relocate(relocation)
@@ -124,14 +128,17 @@ class _Loop:
 
     def collect(self, in_flight: Burst, should_stop: HasEnough | None) -> np.ndarray:
         """Collects a burst's results; returns the sequences that ended, int[ended]."""
-        scheduler, executor = self.scheduler, self.executor
-        clock, running = executor.clock, len(scheduler.table.running)
+        scheduler = self.scheduler
+        executor = self.executor
+        clock = executor.clock
+        running = len(scheduler.table.running)
         with clock("decode"):
             output, is_timed = executor.collect()
             done = scheduler.collect(output)
             executor.scrub(done.poisoned)
         if done.steps:
-            shape, seconds = in_flight.shape, clock.elapsed - self.began
+            shape = in_flight.shape
+            seconds = clock.elapsed - self.began
             ran = BurstResult(
                 *shape[:3], running, done.held, done.steps, seconds, shape.num_draft_tokens
             )

@@ -51,16 +51,21 @@ class Scheduler:
           expected: float[sequences], predicted response lengths in tokens; see CacheManager.
           by_need: chooses among the programs compiled so far; None if all programs are compiled.
         """
-        self.contents, self.table, self.shapes = contents, contents.table, shapes
+        self.contents = contents
+        self.table = contents.table
+        self.shapes = shapes
         self.bursts = BurstShapes(shapes, self.table, by_need)
-        self.split, self.runs_ahead, self.checks = split, runs_ahead, checks
+        self.split = split
+        self.runs_ahead = runs_ahead
+        self.checks = checks
         self.cache_manager = CacheManager(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
         self.num_preempted = 0
         # Tokens that fit in the sequences' pages, and how many of these are not used: sums over the
         # starts and ends of bursts.
-        self.kv_slots, self.kv_unused = 0, 0
+        self.kv_slots = 0
+        self.kv_unused = 0
         self._in_flight: deque[Shape] = deque()  # shapes of the bursts dispatched, not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # the table's version when the running bursts began
@@ -97,7 +102,9 @@ class Scheduler:
         pages, leave their pages behind. In a move within the layout, a sequence that finds too few
         pages in its new replica stays.
         """
-        table, source, target = self.table, self.split, plan.split
+        table = self.table
+        source = self.split
+        target = plan.split
         load = table.load()
         if plan.replica is not None:
             replica, moves = self.cache_manager.balance(plan.replica)
@@ -149,7 +156,8 @@ class Scheduler:
         shape, steps = self.bursts.next(self.split, num_draft_tokens)
         tables = self.cache_manager.tables
         size = self.shapes.reserve_size(self.table.rows_per_replica, num_draft_tokens)
-        self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
+        self._reserve = PageReserve(tables.pools, size)
+        self._version = self.table.version
         self._reserve.fill(tables.lacking(steps * pace.step_tokens))
         stop_at = self._stop_at(plan.threshold)
         return self._launched(shape, steps, stop_at, plan, is_ahead=False)
@@ -160,7 +168,9 @@ class Scheduler:
         Each row needs pages for what it may generate up to the next test, and pages of a draft
         model's cache."""
         self.bursts.lacked = None
-        shapes, table, tables = self.shapes, self.table, self.cache_manager.tables
+        shapes = self.shapes
+        table = self.table
+        tables = self.cache_manager.tables
         if plan.num_draft_tokens not in shapes.drafts.of(table.rows_per_replica):
             return 0
         if shapes.drafts.has_model:
@@ -183,7 +193,8 @@ class Scheduler:
           None if rows or the number of draft tokens must change first, or if pages are too few.
           None, too, if the limits of the requests show that `in_flight` will reach the threshold.
         """
-        table, reserve = self.table, self._reserve
+        table = self.table
+        reserve = self._reserve
         assert reserve is not None, "launched"
         num_draft_tokens = in_flight.shape.num_draft_tokens
         if table.version != self._version or len(table.waiting):
@@ -227,12 +238,18 @@ class Scheduler:
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest running burst."""
-        table, tables, reserve = self.table, self.cache_manager.tables, self._reserve
+        table = self.table
+        tables = self.cache_manager.tables
+        reserve = self._reserve
         assert reserve is not None, "launched"
-        running, pace = table.running, self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
-        replica, row = table.replica(running), table.row[running]
+        running = table.running
+        pace = self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
+        replica = table.replica(running)
+        row = table.row[running]
         context = table.length[running] - 1
-        emitted, goes_on, steps = output.emitted[row], output.running[row], int(output.steps)
+        emitted = output.emitted[row]
+        goes_on = output.running[row]
+        steps = int(output.steps)
         running_steps = output.running_steps[row]
         reserve.note_drawn(tables.add(output.pages))
         replicas = self.contents.poisoned_replicas(output)

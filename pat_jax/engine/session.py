@@ -35,7 +35,8 @@ class Session:
           max_length: tokens of the longest sequence, prompt and response; None allows what the
             engine's largest bucket and the model's context hold.
         """
-        self.engine, self.planner = engine, planner
+        self.engine = engine
+        self.planner = planner
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
@@ -102,8 +103,11 @@ class Session:
 
     def complaint(self, request: Request) -> str:
         """Returns one sentence about what is wrong with a request; empty if it is valid."""
-        config, sampling = self.engine.policy.config, request.sampling
-        length, most, vocab = len(request.tokens), self.max_length, config.vocab_size
+        config = self.engine.policy.config
+        sampling = request.sampling
+        length = len(request.tokens)
+        most = self.max_length
+        vocab = config.vocab_size
         max_logprobs = self.engine.specs.functions.max_logprobs
         if not length:
             return "the prompt is empty: expected at least one token."
@@ -138,7 +142,8 @@ class Session:
     def _run(
         self, batch: dict[int, Request], watch: Watch | None, name: Callable[[int], str]
     ) -> Iterator[tuple[int, Completion]]:
-        index, requests = list(batch), list(batch.values())
+        index = list(batch)
+        requests = list(batch.values())
         self._to_first_layout(requests)
         seen = StreamedLengths(self.lengths, len(requests))
         self.report = RolloutReport()

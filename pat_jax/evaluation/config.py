@@ -88,7 +88,8 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     def __post_init__(self):
         super().__post_init__()
         self.need("data.files", all(self.data.files), GIVEN[1])
-        has_run, run = self.run_dir != "", "with it the run that it is of, in --run_dir"
+        has_run = self.run_dir != ""
+        run = "with it the run that it is of, in --run_dir"
         self.need("checkpoint", has_run or self.checkpoint is None, run)
         alone = "none with --run_dir, whose checkpoint says which adapters it has"
         self.need("adapter", not has_run or not self.adapter, alone)

@@ -27,7 +27,8 @@ class EvaluationFolder:
     def __init__(self, config: EvaluateConfig):
         """Raises UserError if the folder cannot be made or written, if another process evaluates
         there, or if it has files of something else."""
-        self._option, shared = f"option --out is {config.out!r}", Path(config.out)
+        self._option = f"option --out is {config.out!r}"
+        shared = Path(config.out)
         self._lock: BaseFileLock | None = None  # held by the first process, which writes
         process_group().agree("folder of the evaluation", lambda: self._begin(config))
         self.path = process_group().folder(shared)

@@ -70,7 +70,8 @@ class KeptResponses:
     def _read(self, number: int, line: bytes) -> tuple[int, tuple[int, int, Completion]]:
         try:
             row: Any = parse_json(line)
-            tokens, is_truncated = np.array(row["tokens"], np.int32), bool(row["truncated"])
+            tokens = np.array(row["tokens"], np.int32)
+            is_truncated = bool(row["truncated"])
             place, checksum = int(row["place"]), int(row["request"])
             if tokens.ndim != 1 or place < 0:
                 raise ValueError

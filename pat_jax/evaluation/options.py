@@ -58,7 +58,8 @@ def _check_new(name: str) -> None:
 
 def _check_begun(folder: Path) -> Path:
     """Returns the file of an unfinished evaluation's options. Raises UserError if there is none."""
-    option, path = f"option --out is {str(folder)!r}", folder / CONFIG_FILE
+    option = f"option --out is {str(folder)!r}"
+    path = folder / CONFIG_FILE
     if (folder / RESULTS_FILE).exists():
         raise UserError(
             f"{option}: expected an evaluation to go on with, but that one has its {RESULTS_FILE}; leave "

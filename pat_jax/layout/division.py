@@ -18,7 +18,8 @@ MOST_PADDING = Fraction(1, 3)
 
 
 def prime_factors(n: int) -> list[int]:
-    factors, divisor = [], 2
+    factors = []
+    divisor = 2
     while n > 1:
         while n % divisor == 0:
             factors.append(divisor)
@@ -44,7 +45,8 @@ def undivided(model: ModelConfig, tp: Sizes) -> str | None:
     and divide the query heads of each.
     """
     queries = math.prod(tp[dividing_run(tp, model.num_kv_heads) :])
-    ways, heads = math.prod(tp), model.padded_queries_per_kv
+    ways = math.prod(tp)
+    heads = model.padded_queries_per_kv
     padded = "padded " if heads > model.queries_per_kv else ""
     for what, size, parts in (
         (f"{padded}num_heads / num_kv_heads", heads, queries),

@@ -176,24 +176,25 @@ def _moves(counts: Int[Array, "source target here"], first: Array, size: int) ->
 
 def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
     """Returns `into`, overwritten by the rows received in a round."""
-    here, axes = jax.lax.axis_index(exchange.axes), exchange.axes
+    here = jax.lax.axis_index(exchange.axes)
     came = moves.size[:, here]
     # A TPU's ragged all-to-all pads a single number to 256 bytes: an all-gather sends less.
     if exchange.is_ragged and rows.ndim > 1:
         sent = moves.read[here], moves.size[here], moves.write[here]
-        return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=axes)
+        return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=exchange.axes)
     place = jnp.arange(len(into))[None] - moves.write[:, here, None]
     is_of = (place >= 0) & (place < came[:, None])
     source = jnp.argmax(is_of, axis=0)
     read = moves.read[source, here] + jnp.take_along_axis(place, source[None], axis=0)[0]
-    every = jax.lax.all_gather(rows, axes)
+    every = jax.lax.all_gather(rows, exchange.axes)
     is_new = is_of.any(axis=0).reshape(-1, *[1] * (into.ndim - 1))
     return jnp.where(is_new, every[source, read], into)
 
 
 def _experts_of(plan: Plan, first: Array, exchange: Exchange) -> Int[Array, " size"]:
     """The local expert index of each row received in a round; NO_EXPERT for unused rows."""
-    here, number = jax.lax.axis_index(exchange.axes), first + jnp.arange(exchange.size)
+    here = jax.lax.axis_index(exchange.axes)
+    number = first + jnp.arange(exchange.size)
     ends = jnp.cumsum(plan.counts[:, here].reshape(-1))
     expert = jnp.searchsorted(ends, number, side="right") % plan.counts.shape[2]
     return jnp.where(number < ends[-1], expert, NO_EXPERT)
@@ -241,7 +242,8 @@ def exchanged(
       experts: the weights of this device's experts.
     """
     plan, ordered, returned = _begin(exchange, rows, experts)
-    x, weights = ordered(rows.x), rows.weights.reshape(-1)[plan.order]
+    x = ordered(rows.x)
+    weights = rows.weights.reshape(-1)[plan.order]
 
     def one_round(i: Array, back: Array) -> Array:
         first = i * exchange.size

@@ -47,7 +47,8 @@ def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) 
         and axes across hosts are ordered separately. None orders them ascending.
     """
     hosts = _hosts(devices)
-    across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
+    across = prime_factors(len(hosts))
+    inside = prime_factors(len(hosts[0]))
     if config is not None:
         across, inside = best_order(config, across, inside)
     shape = [*across, *inside] or [1]
@@ -61,7 +62,8 @@ def padded_for(
 ) -> ModelConfig:
     """Returns the model padded by `division.with_padding` for these devices."""
     hosts = _hosts(devices)
-    across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
+    across = prime_factors(len(hosts))
+    inside = prime_factors(len(hosts[0]))
     return with_padding(config, across, inside, degrees)
 
 
@@ -82,8 +84,10 @@ def expert_axes(
 
     Both are innermost first and the same in every layout.
     """
-    names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
-    of, asked = config.experts, asked._replace(width=asked.width or 1)  # None: it is not settled
+    names = mesh.axis_names[::-1]
+    devices = list(mesh.devices.flat)
+    asked = asked._replace(width=asked.width or 1)  # None: it is not settled
+    of = config.experts
     num_experts, width = (of.num_experts, of.expert_dim) if of else (1, 1)
     runs: dict[tuple[int, int], tuple[int, int]] = {}
     for i in range(len(names) + 1):
@@ -91,9 +95,7 @@ def expert_axes(
             ways = tuple(math.prod(mesh.shape[x] for x in part) for part in (names[:i], names[i:j]))
             if num_experts % ways[0] == 0 == width % ways[1]:
                 runs.setdefault((ways[0], ways[1]), (i, j))
-    kind = (
-        f"the model's {num_experts} experts of width {width}" if of else "a model without experts"
-    )
+    kind = f"the model's {num_experts} experts of width {width}" if of else "a dense model"
     widths = sorted({b for a, b in runs if asked.parallel in (0, a)} | {1})
     require(
         asked.width in widths,

@@ -102,7 +102,9 @@ class AutoPartition(Partition):
     def look_up(self, table: Array, ids: Array) -> Array:
         """Devices with different parts of the embedding look ids up for each other. Devices with
         the same part exchange nothing; the compiler would replicate rows over them."""
-        layout, dp_axes, over = self.layout, self.layout.dp_axes, self.layout.fsdp_axes
+        layout = self.layout
+        dp_axes = self.layout.dp_axes
+        over = self.layout.fsdp_axes
         if not over or over == dp_axes:
             return super().look_up(table, ids)
 
@@ -138,7 +140,9 @@ class AutoPartition(Partition):
         """Each device of a replica computes a part of the experts. Replicas may hold
         different experts. With `exchanges`, rows are sent to the replicas of their experts.
         Otherwise each replica gathers the weights of all experts."""
-        layout, over_dp, over_tp = self.layout, self.layout.ep_dp_axes, self.layout.ep_tp_axes
+        layout = self.layout
+        over_dp = self.layout.ep_dp_axes
+        over_tp = self.layout.ep_tp_axes
         sends_rows = self.exchanges and over_dp != ()
 
         def of_shard(rows: Rows, experts: Any) -> Array:

@@ -61,7 +61,8 @@ PRIOR_RUNS = 1.0  # runs that the prior counts for, of each kind of match and ea
 # Runs after which old counts weigh half. The frequency of matches changes from burst to burst, as
 # texts grow and begin to repeat; their acceptance also changes with the prompt. These numbers
 # predicted the next burst best.
-BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
+BEGUN_HALVE = 500.0
+ACCEPTED_HALVE = 2_000.0
 MOST_GOES_ON = 0.999  # largest P(a run goes on) beyond the tokens that are counted: texts end
 # A draft token is verified if its P(right) is at least a threshold, higher if there is less room.
 THRESHOLDS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
@@ -136,7 +137,8 @@ class Acceptance:
 
     @classmethod
     def unseen(cls, *, is_generated: bool = False) -> "Acceptance":
-        nothing, begun = np.zeros((2, KINDS, MAX_RUN)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
+        nothing = np.zeros((2, KINDS, MAX_RUN))
+        begun = PRIOR_RUNS * np.array(PRIOR_BEGUN)
         branches = PRIOR_RUNS * np.array(PRIOR_BRANCH_COUNTS)
         return cls(begun, nothing, nothing, branches, is_generated)
 
@@ -163,7 +165,8 @@ class Acceptance:
         rate = (self.accepted + prior) / (self.proposed + PRIOR_RUNS)
         if self.is_generated:  # a model is taken to be as good at a token as at the one before it
             for i in range(1, MAX_RUN):
-                at, before = (DRAFTS, GENERATED, i), rate[DRAFTS, GENERATED, i - 1]
+                at = (DRAFTS, GENERATED, i)
+                before = rate[DRAFTS, GENERATED, i - 1]
                 seen = self.proposed[at] + PRIOR_RUNS
                 rate[at] = (self.accepted[at] + PRIOR_RUNS * before) / seen
         return np.cumprod(np.pad(rate, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)
@@ -247,28 +250,28 @@ class Acceptance:
             for x in _ahead(self.accept_prob, draft)
         )
         accept_prob = self.accept_prob[DRAFTS]
-        beside = self._branch_shares
-        kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
-        ways, places = len(lengths), lengths.shape[2]
+        kind = np.arange(KINDS)[:, None]
+        ways, _, places, _ = lengths.shape
         comes = np.zeros((ways, KINDS, places))
         comes[:, :, 0] = self.share
         steps, verified, generated = (np.zeros(ways) for _ in range(3))
         for place in range(places):
             length, branch = lengths[:, :, place], branches[:, :, place]
             # All are right, and the token after them goes on with the run.
-            then, before = np.minimum(place + length + 1, MAX_RUN), accept_prob[kind, place]
+            then = np.minimum(place + length + 1, MAX_RUN)
+            before = accept_prob[kind, place]
             goes_on = np.divide(
                 accept_prob[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
-            here, last = comes[:, :, place], places - 1
-            if place == last:  # further ones are as this one: see `token_batch.met_by`
-                mean = (beside * goes_on).sum(axis=2)
+            here = comes[:, :, place]
+            if place == places - 1:  # further ones are as this one: see `token_batch.met_by`
+                mean = (self._branch_shares * goes_on).sum(axis=2)
                 here = here / (1 - np.minimum(mean, MOST_GOES_ON))
-            here = here[:, :, None] * beside
-            accepted = of_run[kind, place, length] + of_branch[kind, place, own, branch]
+            here = here[:, :, None] * self._branch_shares
+            accepted = of_run[kind, place, length] + of_branch[kind, place, kind.T, branch]
             steps += here.sum(axis=(1, 2))
             verified += (here * (length + branch)).sum(axis=(1, 2))
             generated += (here * (1 + accepted)).sum(axis=(1, 2))
-            at = np.arange(ways)[:, None, None], kind, np.minimum(place + length + 1, last)
-            np.add.at(comes, at, here * goes_on)
+            next_place = np.minimum(place + length + 1, places - 1)
+            np.add.at(comes, (np.arange(ways)[:, None, None], kind, next_place), here * goes_on)
         return verified / steps, generated / steps

@@ -34,7 +34,8 @@ def most_held(
         table = summed(weights)
         return table[:, ::-1].cumsum(axis=1)[:, ::-1] - table
 
-    before, rest = last * every, sampled - last * every
+    before = last * every
+    rest = sampled - last * every
     reach = np.arange(windows) * every + (every + 1) / 2
     whole = going_on(context) + going_on(np.ones(len(at))) * reach
     ending = summed(rest * (context + before + (rest + 1) / 2)) / every

@@ -62,7 +62,8 @@ class MemoryModel:
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
         """Returns the bytes that the layout takes if its pool has just room for `sequences` prompts
         of `prompt` tokens."""
-        rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
+        rows = np.array(-(-sequences // split.dp))
+        tokens = np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)
         return held + self.page[split] * pages
@@ -88,7 +89,8 @@ class MemoryModel:
         weights and one chunk, besides the pool and the pages in transit. No burst runs meanwhile,
         but the source of its drafts stays on the device."""
         weights = np.array([self.weights[split] for split in splits])
-        tp, pool = np.array([split.tp for split in splits]), max(map(self.pool, splits))
+        tp = np.array([split.tp for split in splits])
+        pool = max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
         drafted = max(self.draft_sources.values(), default=0)

@@ -35,7 +35,8 @@ class Placement:
         """Returns a placement of this name on `count` devices. Halves of an odd number are as even
         as they can be; one device is shared by all roles."""
         every = tuple(range(count))
-        first, second = every[: count // 2] or every, every[count // 2 :]
+        first = every[: count // 2] or every
+        second = every[count // 2 :]
         places: dict[PlacedRole, Positions] = dict.fromkeys(ROLES, every)
         if name == "interleave":
             places |= {"reference": first, "teacher": first, "reward": second}

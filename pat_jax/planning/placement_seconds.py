@@ -43,7 +43,8 @@ def placement_seconds(
     passes = {stage.rpartition(" of the "): s for stage, s in stages.items()}
     updates = [s for (what, _, _), s in passes.items() if what == "update"]
     reads = [(role, s) for (what, _, role), s in passes.items() if what not in ("", "update")]
-    read_s, update_s = sum(s for _, s in reads), sum(updates)
+    read_s = sum(s for _, s in reads)
+    update_s = sum(updates)
     more_s = (HALF - 1) * sum(s for role, s in reads if role in ON_HALVES)
     together = max if reads_as_they_end else sum
     second_s = sum(s for role, s in reads if role in SECOND)

@@ -59,7 +59,8 @@ def with_advantages(
       beta: weight of the KL to the reference in the reward.
       teacher_top_k: see `with_teacher`.
     """
-    kl, measured = _reference_kl(algorithm, batch), {}
+    kl = _reference_kl(algorithm, batch)
+    measured = {}
     if kl:
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
         measured[KL_OF_A_TOKEN] = float(np.concatenate(kl).mean())

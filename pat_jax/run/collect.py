@@ -156,17 +156,24 @@ class Collector:
           by_function: whether each reward function's scores are compared separately (GDPO).
         """
         self.unfinished = unfinished
-        self._rollout, self._task, self._scorer = rollout, task, scorer
-        self._num_redraws, self._by_function = num_redraws, by_function
+        self._rollout = rollout
+        self._task = task
+        self._scorer = scorer
+        self._num_redraws = num_redraws
+        self._by_function = by_function
         self._read = response_reader(task.columns, task.tokenizer)
-        self._completions, self._progress = completions, progress
-        self.totals, self._reads = totals, reads
+        self._completions = completions
+        self._progress = progress
+        self.totals = totals
+        self._reads = reads
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Generates and scores what the iteration after `step` others learns from. Raises UserError
         if the reward function cannot work, or if a response could not be sampled."""
-        drawn, parts, wanted = list[Drawn](), list[ScoredGroups](), self._rollout.prompts_per_step
+        drawn = list[Drawn]()
+        parts = list[ScoredGroups]()
+        wanted = self._rollout.prompts_per_step
         with self.unfinished.iteration(step, generator.policy) as kept:
             while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self._num_redraws:
                 drawn.append(one := self._draw(step, generator, clock, kept))
@@ -192,7 +199,8 @@ class Collector:
     def _draw(
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration
     ) -> Drawn:
-        number, rollout = self.totals.batches, self._rollout
+        number = self.totals.batches
+        rollout = self._rollout
         prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)

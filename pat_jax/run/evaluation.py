@@ -66,16 +66,23 @@ class Evaluator:
     ):
         """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`). At each
         evaluation `few` responses are shown, to the same prompts every time."""
-        self._asked, self._sampling, self._seed = asked, sampling, seed
-        self._sets, self._read, self._scorer = sets, read, scorer
-        self._completions, self._progress, self._few = completions, progress, few
+        self._asked = asked
+        self._sampling = sampling
+        self._seed = seed
+        self._sets = sets
+        self._read = read
+        self._scorer = scorer
+        self._completions = completions
+        self._progress = progress
+        self._few = few
         self._failed = FailedRollouts(MOST_IN_A_ROW)
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Generates and scores the responses to all problems at once, so that no problem set waits
         for another's tail. `step` counts iterations; it is None outside of a training run. Raises
         UserError if the reward function cannot work, or if a response could not be sampled."""
-        start, size = time.perf_counter(), self._asked.num_generations
+        start = time.perf_counter()
+        size = self._asked.num_generations
         asked = [
             (number, prompt, sample)
             for number, one in enumerate(self._sets)
@@ -98,7 +105,8 @@ class Evaluator:
             total.part(one.name, slice(end - len(one.prompts), end))
             for one, end in zip(self._sets, ends, strict=True)
         ]
-        seconds, few = time.perf_counter() - start, self._few
+        seconds = time.perf_counter() - start
+        few = self._few
         firsts = slice(0, few * size, size)  # one response to each problem
         samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
         return Evaluation(total, parts, seconds, samples)
@@ -125,6 +133,7 @@ class Evaluator:
 
 
 def _line(one: Evaluated, where: str) -> str:
-    k, mean = one.num_samples, one.mean().value
+    k = one.num_samples
+    mean = one.mean().value
     passed = f", pass@{k} {one.pass_at(k).value:.3f}" if k > 1 else ""
     return f"held-out reward{where} {mean:.3f}{passed} ({len(one.rewards)} prompts)"

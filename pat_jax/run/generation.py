@@ -95,10 +95,12 @@ class Generator:
         size = self.config.num_generations
         requests = training_requests(self.config, prompts, self.seed, iteration)
         ids = np.array([request.prompt_id for request in requests])
-        report, rollouts = RolloutReport(), dict[int, Rollout]()
+        report = RolloutReport()
+        rollouts = dict[int, Rollout]()
 
         def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
-            asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
+            asked = [requests[i] for i in places]
+            expected = self.lengths.expected(ids[places])
             for i, done in self._generate(asked, report, expected, self.earlier):
                 yield places[i], done
 

@@ -105,8 +105,11 @@ class Learner:
 
     def __init__(self, setup: Setup, began: Beginning, files: OpenRun):
         config = setup.config
-        self._setup, self._roles, self._algorithm = setup, setup.roles, config.algorithm
-        self.states, self._checksums = began.states, began.base_checksums
+        self._setup = setup
+        self._roles = setup.roles
+        self._algorithm = config.algorithm
+        self.states = began.states
+        self._checksums = began.base_checksums
         self._shaping = began.shaping
         self._rates = self._roles.learning_rates
         self._training_batch = partial(
@@ -132,7 +135,8 @@ class Learner:
                 self._roles.micro_shapes,
                 config.rollout.temperature,
             )
-        head, step = self.exit_head, began.steps_done
+        head = self.exit_head
+        step = began.steps_done
         if head and step and (lost := head.restore(step)):
             notify(lost)
 
@@ -146,7 +150,8 @@ class Learner:
         scored = found.scored
         is_trained = found.step > self._setup.config.critic.pretrain_steps  # the policy
         shaping, rewards = self._shaping.shaped(self._algorithm, scored.groups, scored.rewards)
-        read, beta = partial(self._roles.predict, self.states), shaping.kl.beta
+        read = partial(self._roles.predict, self.states)
+        beta = shaping.kl.beta
         batch, measured = self._training_batch(scored, rewards, read, beta=beta)
         if self._algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
@@ -164,7 +169,8 @@ class Learner:
         self, batch: TrainBatch, *, with_policy: bool
     ) -> tuple[dict[str, TrainState], dict[str, UpdateResult]]:
         """Returns the states of all trained roles after the updates, and the updates' results."""
-        states, results = dict(self.states), dict[str, UpdateResult]()
+        states = dict(self.states)
+        results = dict[str, UpdateResult]()
         for role in self._roles.trained:
             if role.name == POLICY and not with_policy:
                 results[role.name] = role.untouched(states[role.name])
@@ -181,7 +187,8 @@ class Learner:
         self, groups: Sequence[RolloutGroup], learned: Learned, seconds: float
     ) -> dict[str, float]:
         """Returns the metrics of an update that took `seconds`."""
-        lengths, shared = sequence_lengths(groups), learned.batch.shared
+        lengths = sequence_lengths(groups)
+        shared = learned.batch.shared
         updated = [role for role in self._roles.trained if learned.results[role.name].applied]
         flops = sum(flops_of(role.trained, lengths, shared) for role in updated)
         measured = describe_update(

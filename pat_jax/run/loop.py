@@ -47,7 +47,9 @@ class Loop:
     """Runs iterations one after the other: each is complete before the next begins."""
 
     def __init__(self, run: Run, steps: Steps, report: Report):
-        self.run, self.steps, self.report = run, steps, report
+        self.run = run
+        self.steps = steps
+        self.report = report
 
     @contextmanager
     def completed(self) -> Iterator[None]:
@@ -70,7 +72,8 @@ class Loop:
 
     def collect(self, step: int) -> Experience:
         """Generates and scores what the iteration after `step` others learns from."""
-        run, config = self.run, self.run.config
+        run = self.run
+        config = self.run.config
         found = run.collector.collect(step, run.generator, self.steps.clock)
         longest = config.rollout.max_completion_length
         if config.train and (why := nothing_to_learn(config.algorithm, found.scored, longest)):
@@ -80,7 +83,9 @@ class Loop:
     def learn(self, found: Experience, clock: Stopwatch) -> Learned:
         """Predicts columns, computes advantages and updates, for one iteration. With
         `--placement.lag 1`, a rollout runs meanwhile."""
-        run, roles, measured = self.run, self.run.setup.roles, found.measured
+        run = self.run
+        roles = self.run.setup.roles
+        measured = found.measured
         waited_s = roles.waited_s
         with clock("update"):
             learned = run.learner.learn(found)
@@ -95,7 +100,8 @@ class Loop:
 
     def load(self, found: Experience, learned: Learned) -> None:
         """Transfers the updated policy to the engine, for the next rollout."""
-        run, params = self.run, self.run.learner.state.params
+        run = self.run
+        params = self.run.learner.state.params
         with self.steps.clock("transfer"):
             run.generator.load(params)
             if found.step % COMPARE_EVERY == 1 or run.config.rollout.check_integrity:
@@ -164,8 +170,11 @@ class OneBehind(Loop):
         """Waits for the running update, if any, and completes its step. Raises its error."""
         if self._begun is None:
             return
-        begun, self._begun = self._begun, None
-        clock, found, own = self.steps.clock, begun.found, begun.clock.seconds
+        begun = self._begun
+        self._begun = None
+        clock = self.steps.clock
+        found = begun.found
+        own = begun.clock.seconds
         with clock("update"):
             learned = begun.update.result()
         clock.seconds |= {**begun.seconds, "update/compile": own["update/compile"]}

@@ -95,7 +95,9 @@ def files_of(setup: Setup, signals: StopSignals) -> Iterator[OpenRun]:
 
 def finish(run: Run, last: Drawn | None) -> None:
     """Saves and exports what was learned, and prints a summary."""
-    config, setup, plan = run.config, run.setup, ""
+    config = run.config
+    setup = run.setup
+    plan = ""
     if last is not None:
         plan = last.report.first_plan
         with run.signals.held():
@@ -116,7 +118,9 @@ def opened(
 ) -> Iterator[Run]:
     """Yields the run, ready for its first iteration. Inside this context the reading threads run,
     and the last whole step is saved if a signal stops the run."""
-    config, task, progress = setup.config, setup.task, files.progress
+    config = setup.config
+    task = setup.task
+    progress = files.progress
     with files.kept_at_a_stop(), ExitStack() as ends:
         (first,) = task.train.first(1)
         try_out(scorer, first, task.columns, config.rollout.num_generations, progress)
@@ -177,7 +181,8 @@ def _collector(
     threads: Threads,
     learner: Learner,
 ) -> Collector:
-    config, roles = setup.config, setup.roles
+    config = setup.config
+    roles = setup.roles
     reads = partial(ReadsAsTheyEnd, threads.readers)
     if setup.places.is_split:
         reads = partial(
@@ -211,7 +216,8 @@ def _generator(
     began: Beginning,
 ) -> Generator:
     """Warms up the rollout, whose measured times become the profile, and loads the policy."""
-    config, notify = setup.config, files.progress.print
+    config = setup.config
+    notify = files.progress.print
     files.progress.stage("warming up")
     start = time.perf_counter()
     params = learner.state.params

@@ -30,7 +30,8 @@ def compared(
     Args:
       stages: measured seconds of each stage of an iteration.
     """
-    config, names = setup.config, allowed_placements(setup)
+    config = setup.config
+    names = allowed_placements(setup)
     growth = rollout_growth(planner, setup)
     if growth is None and "separate" in names:
         names.remove("separate")
@@ -62,7 +63,8 @@ def rollout_growth(planner: Planner, setup: Setup) -> float | None:
 
 def allowed_placements(setup: Setup) -> list[PlacementName]:
     """Returns the placements except `flatten` that the run's models, devices and options allow."""
-    config, found = setup.config, list[PlacementName]()
+    config = setup.config
+    found = list[PlacementName]()
     for name in OTHERS:
         try:
             asked = replace(config, placement=replace(config.placement, name=name))

@@ -54,7 +54,8 @@ def open_threads(
     trained = (role.layout.devices for role in setup.roles.trained if placement.lag)
     of_updates = frozenset().union(*trained)
     every = [x.devices for x in reads] + [x.reader.devices for x in reward_models] + [of_updates]
-    readers, updates = list[ReadingThread](), None
+    readers = list[ReadingThread]()
+    updates = None
     with ExitStack() as ends:
         for number, group in enumerate(_joined([x for x in every if x and not x & rollout])):
             thread = ThreadPoolExecutor(1, thread_name_prefix=f"reads{number}")

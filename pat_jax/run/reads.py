@@ -64,7 +64,8 @@ class ReadsAsTheyEnd:
     def __init__(self, threads: Sequence[ReadingThread] = ()):
         self.columns: Columns = {}
         self.busy_seconds = self.waited_seconds = 0.0
-        self._lock, self._found = Lock(), dict[str, dict[int, np.ndarray]]()
+        self._lock = Lock()
+        self._found = dict[str, dict[int, np.ndarray]]()
         self._threads = [
             Gathering(one.thread, partial(self._read, one.predict), one.fills_with)
             for one in threads
@@ -125,8 +126,10 @@ class ReadsByProcess:
         self, reads: Sequence[Prediction], micro_shapes: Sequence[Shape], *, shares_prompts: bool
     ):
         self.columns: Columns = {}  # empty until `wait` has returned
-        self._reads, self._own = reads, [x for x in reads if not is_absent(x.devices)]
-        self._micro_shapes, self._shares_prompts = micro_shapes, shares_prompts
+        self._reads = reads
+        self._own = [x for x in reads if not is_absent(x.devices)]
+        self._micro_shapes = micro_shapes
+        self._shares_prompts = shares_prompts
         self._found: Columns = {}  # columns that this process's models predict
 
     def add(self, index: int, ended: Rollout) -> None:

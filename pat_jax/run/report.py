@@ -19,14 +19,19 @@ class Report:
     """
 
     def __init__(self, run: Run, steps: Steps, stages: StageLog):
-        self._run, self._steps, self._stages = run, steps, stages
+        self._run = run
+        self._steps = steps
+        self._stages = stages
         self._notify = run.files.progress.print
         self._unmoved = Unmoved(self._notify, run.config.rollout.max_completion_length)
         self.last: Drawn | None = None
 
     def complete(self, found: Experience) -> None:
         """Reports an iteration whose update is loaded, and saves a checkpoint if one is due."""
-        run, step, measured, last = self._run, found.step, found.measured, found.last
+        run = self._run
+        step = found.step
+        measured = found.measured
+        last = found.last
         if run.earlier is not None:
             run.earlier.put(group for one in found.drawn for group in one.groups)
         measured |= describe_memory(run.setup.devices)

@@ -74,7 +74,8 @@ class FailedRollouts:
     """Counts successive rollouts without any reward; more than `most` of them end the run."""
 
     def __init__(self, most: int):
-        self._most, self._in_a_row = most, 0
+        self._most = most
+        self._in_a_row = 0
 
     def note(self, scoring: Scoring[Any]) -> None:
         has_failed = 0 < len(scoring.failures) == len(scoring.scores[0].scores)
@@ -92,7 +93,8 @@ def wait_for_rewards(
     """Waits for all rewards and returns them: NaN for a response that could not be scored, which
     is also reported. Raises UserError if a reward function cannot work (`FailedRollouts`)."""
     progress.stage("waiting for rewards")
-    rewards, failures = scoring.rewards(), scoring.failures.values()
+    rewards = scoring.rewards()
+    failures = scoring.failures.values()
     failed.note(scoring)
     if failures:
         progress.print(

@@ -174,7 +174,8 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
       num_shards: number of data-parallel parts that the rows are divided over.
       platform: `jax.Device.platform` of the devices.
     """
-    budget, responses = batches.tokens, batches.num_generations
+    budget = batches.tokens
+    responses = batches.num_generations
     longest = batches.max_prompt_length + batches.max_completion_length
     whole = largest_length(longest, min(batches.min_length, ROW_UNIT))
 
@@ -190,7 +191,8 @@ def micro_shapes(batches: MicroBatches, num_shards: int, platform: str) -> list[
     if not knows_branches(platform):
         return apart
     # Each response has its own copy of the prompt's last token, beside the shared prompt.
-    prompt, response = batches.max_prompt_length - 1, batches.max_completion_length + 1
+    prompt = batches.max_prompt_length - 1
+    response = batches.max_completion_length + 1
     group = largest_length(prompt + responses * response, GROUP_UNIT)
     length = max(whole, min(group, budget // num_shards // GROUP_UNIT * GROUP_UNIT))
     return of(length, (length - prompt) // response, len(apart))

@@ -58,7 +58,8 @@ def build_roles(
         but no trained model has experts.
     """
     found = {model.role.name: model for model in models}
-    policy, critic = found[POLICY], found.get(CRITIC)
+    policy = found[POLICY]
+    critic = found.get(CRITIC)
     trained = [model.policy for model in models if model.role.trained]
     check_experts(policy.role.compute.experts, trained)
     held = policy.held()
@@ -72,7 +73,8 @@ def build_roles(
         # A critic that begins as a copy of the policy shares the frozen base under the adapters.
         shares = not critic.role.source and critic.lora is not None and held.lora is not None
         own = critic.held(shares_base=shares)
-        learned, to_none = critic.update(losses.critic), Receivers(critic.dtype)
+        learned = critic.update(losses.critic)
+        to_none = Receivers(critic.dtype)
         of_values = _trainer(critic, own, learned, to_none, shapes, rests=rests)
     readers = {
         # With adapters, the reference shares the policy's base; its adapters are a copy of its own.

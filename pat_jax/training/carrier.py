@@ -139,7 +139,8 @@ def passed_on(tree: Any, mesh: jax.sharding.Mesh, specs: Any) -> Any:
     It is called in a jitted program. Device number i of the second half receives the shard of
     device number i of the first half.
     """
-    axes, half = mesh.axis_names, mesh.size // 2
+    axes = mesh.axis_names
+    half = mesh.size // 2
 
     def of_shards(tree: Any) -> Any:
         is_receiver = jax.lax.axis_index(axes) >= half

@@ -56,8 +56,10 @@ class TreeChecksum:
           sums: for each array, a function that returns its sum, or the sums of arrays made from it.
             Equal functions share a program. None stands for `array_sums` of every array.
         """
-        self.table, self.keys = table, list[Key]()
-        leaves, parts = jax.tree.leaves(shapes), dict[Any, int]()
+        self.table = table
+        self.keys = list[Key]()
+        leaves = jax.tree.leaves(shapes)
+        parts = dict[Any, int]()
         self._devices = leaves[0].sharding.device_set
         for like, of_array in zip(leaves, sums or [array_sums] * len(leaves), strict=True):
             kind = like.shape, like.dtype, like.sharding, of_array
@@ -115,7 +117,8 @@ def _total(sums: Iterable[Any]) -> int:
 
 @partial(jax.jit, static_argnums=1)
 def _array_sum(x: Array, counted: tuple[int, ...]) -> Array:
-    spread, padding = jnp.zeros(x.shape, jnp.uint32), []
+    spread = jnp.zeros(x.shape, jnp.uint32)
+    padding = []
     for dim, size in enumerate(counted):
         stride = jnp.uint32(SPREAD * math.prod(counted[dim + 1 :]) % WORD)
         place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)

@@ -49,7 +49,9 @@ def head_optimizer() -> optax.GradientTransformation:
 
 def head_state(layout: Layout, embed_dim: int) -> TrainState:
     """Returns shapes with shardings of an early-exit head with its optimizer's moments."""
-    everywhere, head = layout.sharding(), jax.ShapeDtypeStruct((embed_dim, embed_dim), jnp.float32)
-    init, step = head_optimizer().init, jnp.zeros((), jnp.int32)
+    everywhere = layout.sharding()
+    head = jax.ShapeDtypeStruct((embed_dim, embed_dim), jnp.float32)
+    init = head_optimizer().init
+    step = jnp.zeros((), jnp.int32)
     shapes = jax.eval_shape(lambda head: TrainState(head, init(head), step), head)
     return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))

@@ -52,7 +52,9 @@ class ExitHeadTrainer:
           dtype: dtype in which the layers are computed.
           logit_tokens, temperature: see `Predictor`.
         """
-        self.trainer, self.depth, self.dtype = trainer, depth, dtype
+        self.trainer = trainer
+        self.depth = depth
+        self.dtype = dtype
         embed = trainer.policy.config.embed_dim
         predictor = Predictor(
             ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Partition())),
@@ -81,8 +83,11 @@ class ExitHeadTrainer:
         self.programs.compile_all(threads=1)
 
     def _declare(self, state: TrainState, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        trainer, split, head = self.trainer, self.trainer.layout.split, state.params
-        everywhere, frozen = trainer.layout.sharding(), trainer.trained.abstract_frozen
+        trainer = self.trainer
+        split = self.trainer.layout.split
+        head = state.params
+        everywhere = trainer.layout.sharding()
+        frozen = trainer.trained.abstract_frozen
 
         def placed(shapes: object) -> object:
             return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
@@ -115,7 +120,8 @@ class ExitHeadTrainer:
 
     def _over(self, params: Leaves) -> ModelFunctions:
         """Returns the functions of the policy's first layers; the head is their only parameter."""
-        policy, partition = self.trainer.policy, AutoPartition(self.trainer.layout)
+        policy = self.trainer.policy
+        partition = AutoPartition(self.trainer.layout)
 
         def forward(
             head: ExitHead, tokens: Array, positions: Array, routes: Array | None
@@ -141,7 +147,8 @@ class ExitHeadTrainer:
         Returns:
           Metrics by name: the cross-entropy of the policy's tokens under the head, in nats.
         """
-        split, losses = self.trainer.layout.split, []
+        split = self.trainer.layout.split
+        losses = []
         for mini in batch.mini_batches:
             count = sum(int(micro.mask.sum()) for micro in mini)
             if not count:

@@ -17,7 +17,8 @@ class Handle:
         Args:
           micro_shapes: number and length of the rows of each micro-batch; empty without passes.
         """
-        self.layout, self.largest = layout, micro_shapes[-1:]
+        self.layout = layout
+        self.largest = micro_shapes[-1:]
         self.programs = ProgramTable()
 
     @property

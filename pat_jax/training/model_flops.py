@@ -35,7 +35,8 @@ def training_flops(
     Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
     attention as if each token saw all others.
     """
-    tokens, known = lengths.astype(np.float64), np.asarray(shared, np.float64)
+    tokens = lengths.astype(np.float64)
+    known = np.asarray(shared, np.float64)
     attention = model.num_layers * model.num_heads * model.head_dim
     of_a_token = 6 * matrix_weights(model)
     if adapter_weights is not None:
@@ -48,7 +49,8 @@ def matrix_weights(model: ModelConfig) -> int:
 
     Norms, biases, embedding lookups, and experts that a token does not use do not count."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
-    units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
+    units = 3 * model.mlp_dim
+    num_sparse = len(model.sparse_layers)
     outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units
     of_experts = 0
     if (experts := model.experts) is not None:

@@ -73,7 +73,8 @@ def _found(algorithm: AlgorithmConfig) -> Loss:
     """Imports the class that the option names, and returns a loss of it."""
     spec = algorithm.loss
     check_sent(_OPTION, spec, LOSSES)
-    source, name = source_of(spec), spec.rpartition(":")[2]
+    source = source_of(spec)
+    name = spec.rpartition(":")[2]
     if not source or not name:
         raise OptionError(_OPTION, spec, "path/to/file.py:Class or module:Class")
     module = module_of(source, f"option --{_OPTION} is {spec!r}", suffix="_of_loss")

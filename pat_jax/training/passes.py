@@ -166,17 +166,23 @@ class Passes:
         Args:
           stage: prefix of the programs' names.
         """
-        self.update, self._table, self._trained, self._stage = update, table, trained, stage
+        self.update = update
+        self._table = table
+        self._trained = trained
+        self._stage = stage
         layout = trained.layout
-        self._everywhere, self._split = layout.sharding(), layout.split
+        self._everywhere = layout.sharding()
+        self._split = layout.split
         zeros = update.zero_sums
         table.declare(Key(f"{stage}zero_sums", self._split), zeros, out_shardings=self._everywhere)
         for shape in micro_shapes:
             self._declare_gradients(shape)
 
     def _declare_gradients(self, shape: tuple[int, int]) -> None:
-        trained, update = self._trained, self.update
-        predictor, gradients = update.predictor, trained.gradients
+        trained = self._trained
+        update = self.update
+        predictor = update.predictor
+        gradients = trained.gradients
         if gradients.groups:
             predictor = replace(predictor, model=predictor.model.of_one_group)
 

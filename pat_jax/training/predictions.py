@@ -37,8 +37,11 @@ class Predictions:
           teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; with 0,
             the programs predict one number at each token.
         """
-        self._table, self._trained, self._top_k = table, trained, teacher_top_k
-        layout, what = trained.layout, PREDICTED[trained.policy.config.head][0]
+        self._table = table
+        self._trained = trained
+        self._top_k = teacher_top_k
+        layout = trained.layout
+        what = PREDICTED[trained.policy.config.head][0]
 
         def predict_step(frozen: Params, params: Params, micro: MicroBatch) -> Array | TopTokens:
             own = trained.over(frozen, predictor)

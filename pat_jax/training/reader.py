@@ -37,8 +37,10 @@ class Reader(Handle):
             with 0, the model predicts the column.
         """
         super().__init__(held.layout, micro_shapes)
-        self.column, self.held = column, held
-        self.rests, self.top_k = rests, top_k
+        self.column = column
+        self.held = held
+        self.rests = rests
+        self.top_k = top_k
         self._predictions = Predictions(self.programs, held, predictor, micro_shapes, top_k)
         self._params: Params | None = None
 

@@ -45,7 +45,8 @@ class RoleModel:
     @cached_property
     def predictor(self) -> Predictor:
         """The function that predicts values, for a scalar head, or else log-probabilities."""
-        role, model = self.role, self.policy.config
+        role = self.role
+        model = self.policy.config
         replays = role.replays_routes  # routers of all other models choose their own experts
         functions = functions_of(role.compute, self.policy, self.layout, router_replay=replays)
         if model.head == "scalar":
@@ -70,7 +71,8 @@ class RoleModel:
         Args:
           shares_base: whether the base under the adapters belongs to another role.
         """
-        trained, dtype = self.role.trained, self.dtype
+        trained = self.role.trained
+        dtype = self.dtype
         weights = DTYPES[trained.optimization.optimizer.weight_dtype] if trained else dtype
         return TrainableParams(
             self.policy,

@@ -21,7 +21,8 @@ class TextScorer:
     """
 
     def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
-        self.reader, self._micro_shapes = reader, micro_shapes
+        self.reader = reader
+        self._micro_shapes = micro_shapes
 
     def fills(self, lengths: Sequence[int]) -> bool:
         """Whether texts of these lengths fill whole micro-batches."""
@@ -30,7 +31,8 @@ class TextScorer:
     def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
         """Returns the score of each text: the model's number at its last token. Raises ValueError
         if a text is longer than every row."""
-        devices, found = self.reader.devices, np.zeros(0)
+        devices = self.reader.devices
+        found = np.zeros(0)
         if not is_absent(devices):
             batch = to_scored_batch(texts, self._micro_shapes)
             with stage(predictions(SCORES, "reward model"), devices):

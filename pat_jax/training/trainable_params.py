@@ -60,7 +60,8 @@ class TrainableParams:
     @cached_property
     def gradients(self) -> GroupGradients:
         """How gradients are summed."""
-        layout, of_params = self.layout, self.shardings
+        layout = self.layout
+        of_params = self.shardings
         # Experts may be divided over all groups. With TP inside `shard_map` over groups, XLA's
         # partitioner aborts.
         if not layout.group_axes or layout.tp_axes or self.policy.config.experts:

@@ -33,7 +33,8 @@ from pat_jax.training.update_seen import update_seen
 
 POLICY, CRITIC = "train", "critic"  # names of trained roles
 # The stages of learning, named by the prefix of their programs' names.
-REINFORCED, SUPERVISED = "", "supervised_"
+REINFORCED = ""
+SUPERVISED = "supervised_"
 # The column for the model's predictions before an update, by the kind of prediction.
 OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
 
@@ -64,18 +65,18 @@ class Trainer(Handle):
           name: name of the role in checkpoints, and the prefix of its metrics.
           others: shapes with shardings of arrays that other roles keep on the devices.
           rests: the part of the state that is in the host's memory between two updates.
-          predicts: whether the model predicts before an update even if the loss does not read its
-            predictions.
+          predicts: whether the model predicts before an update even if the loss need not.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         super().__init__(trained.layout, micro_shapes)
-        self.trained, self.num_iterations, self.name = trained, num_iterations, name
-        self.policy, self.shardings = trained.policy, trained.shardings
+        self.trained, self.policy, self.shardings = trained, trained.policy, trained.shardings
+        self.num_iterations = num_iterations
+        self.name = name
         self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
-        # The column for this model's predictions before an update.
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
-        self.predicts, self.others = predicts or self.old in update.loss.needs, others
+        self.predicts = predicts or self.old in update.loss.needs
+        self.others = others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self._passes = dict[str, Passes]()
         self._declare(receivers.dtype)
@@ -128,9 +129,12 @@ class Trainer(Handle):
         return {} if self.trained.shares_base else self.trained.abstract_frozen
 
     def _declare(self, rollout_dtype: jnp.dtype) -> None:
-        split, everywhere = self.layout.split, self.layout.sharding()
-        declare, params = self.programs.declare, self.abstract_params
-        state, shardings = self.state_in_a_step, self.placement.in_a_step(self.abstract_state)
+        split = self.layout.split
+        everywhere = self.layout.sharding()
+        declare = self.programs.declare
+        params = self.abstract_params
+        state = self.state_in_a_step
+        shardings = self.placement.in_a_step(self.abstract_state)
         init = {"out_shardings": self.placement.initial(state), "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         gradients = self.trained.gradients
@@ -183,7 +187,8 @@ class Trainer(Handle):
         if a column that the loss needs is neither in the batch nor predicted."""
         if is_absent(self.layout.devices):
             return state, UpdateResult({}, (), 0)
-        state, update = self.placement.begun(state), self.updates[REINFORCED]
+        state = self.placement.begun(state)
+        update = self.updates[REINFORCED]
         if self.old in update.needs:
             batch = self.predict(state, batch)
         mini_batches = [list(map(update.read, mini)) for mini in batch.mini_batches]
@@ -202,7 +207,8 @@ class Trainer(Handle):
     ) -> tuple[TrainState, UpdateResult]:
         """Takes an optimizer step on demonstrations. The metric `train/cross_entropy` is the mean
         over the tokens of their responses."""
-        name, devices = "supervised step", self.layout.devices
+        name = "supervised step"
+        devices = self.layout.devices
         if is_absent(devices):
             return state, known_to_all(name, devices, UpdateResult({}, (), 0))
         mini = list(map(self.updates[SUPERVISED].read, micro_batches))

@@ -34,7 +34,8 @@ from pat_jax.training.trainable_params import TrainableParams
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
 # Largest allowed difference in nats between the log-probabilities of trainer and rollout: EXACT_GAP
 # if float32 products are exact, ROUNDED_GAP if the devices round the factors.
-EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
+EXACT_GAP = 1e-3
+ROUNDED_GAP = 0.5
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,15 @@ class Transfer:
         Args:
           score: function that returns log-probabilities of tokens, as `Predictor.score_step`.
         """
-        self._table, self._trained, self._dtype = table, trained, receivers.dtype
+        self._table = table
+        self._trained = trained
+        self._dtype = receivers.dtype
         self._policy = receivers.policy or trained.policy
         self.sent: int | None = None  # checksum of the policy that was sent last
         self._base: TreeChecksum | None = None  # of the frozen policy; None without adapters
         self._of_received: dict[Split, TreeChecksum] = {}
-        self._carriers, self._rows = receivers.carriers, trained.layout.split.dp
+        self._carriers = receivers.carriers
+        self._rows = trained.layout.split.dp
         self._rows *= -(-receivers.replicas // self._rows)
         self._split = split = trained.layout.split
         if trained.lora:
@@ -105,13 +109,15 @@ class Transfer:
 
     def _declare_sent(self, score: Callable[[Params, Array], Array]) -> TreeChecksum:
         """Declares the sent weights' checksum, and the program that scores tokens with them."""
-        trained, source = self._trained, self._trained.layout
+        trained = self._trained
+        source = self._trained.layout
         held = trained.abstract_frozen, trained.abstract
 
         def scored(frozen: Params, params: Params, tokens: Array) -> Array:
             return score(self._stored(frozen, params), tokens)
 
-        by_rows, shape = source.sharding("batch", role="train"), (self._rows, PROBE_LENGTH + 1)
+        by_rows = source.sharding("batch", role="train")
+        shape = (self._rows, PROBE_LENGTH + 1)
         probes = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows)
         key = Key("score", self._split)
         self._table.declare(key, scored, *held, probes, out_shardings=source.sharding())
@@ -126,11 +132,13 @@ class Transfer:
 
     def _declare_received(self, layout: Layout) -> TreeChecksum:
         """Declares the transfer to a layout, and the checksum of the weights that arrive there."""
-        trained, shardings = self._trained, layout.param_shardings(self._policy)
+        trained = self._trained
+        shardings = layout.param_shardings(self._policy)
         gathered = trained.layout.param_shardings(self._policy)
         received = with_sharding(self._policy.abstract(self._dtype), shardings)
         if carrier := self._carriers.get(layout.split):
-            wanted, shardings = shardings, carrier.sent(self._policy)
+            wanted = shardings
+            shardings = carrier.sent(self._policy)
             if carrier.spreads:
                 gathered = shardings
             if carrier.spreads or carrier.target.split != layout.split:
@@ -157,13 +165,15 @@ class Transfer:
     def __call__(self, params: Params, layout: Layout) -> Params:
         """Returns the policy's parameters on the shards of a rollout's layout. Raises RuntimeError
         if the checksums of the sent and the arrived weights differ."""
-        target, held = layout.split, (self._trained.frozen, params)
+        target = layout.split
+        held = (self._trained.frozen, params)
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
         if carrier := self._carriers.get(target):
             received = carried(received, carrier.arriving(self._policy))
             if carrier.spreads or carrier.target.split != target:
-                wider, received = received, self._table[self._arrival(target)](received)
+                wider = received
+                received = self._table[self._arrival(target)](received)
                 for leaf in jax.tree.leaves(wider):
                     leaf.delete()
         received_sum = self._of_received[target](received)
@@ -211,7 +221,8 @@ def _arrive(policy: Policy, carrier: Carrier, shardings: Params, params: Params)
 def _resharded(tree: Any, gathered: Any, shardings: Any) -> Any:
     """Gathers each array over FSDP, then reshards it: the partitioner finds no way to do both at
     once. Barriers force one array at a time: the compiler would else gather all of them first."""
-    place, done = jax.lax.with_sharding_constraint, list[Array]()
+    place = jax.lax.with_sharding_constraint
+    done = list[Array]()
     for x, whole, to in zip(*map(jax.tree.leaves, (tree, gathered, shardings)), strict=True):
         if done:
             x, done[-1] = jax.lax.optimization_barrier((x, done[-1]))
@@ -241,7 +252,8 @@ def logprob_gap(
       rows: number of rows that `score` takes, at least one for each replica of the rollout.
     """
     assert engine.layout is not None, "it has just been given weights"
-    split, vocab = engine.layout.split, engine.policy.config.vocab_size
+    split = engine.layout.split
+    vocab = engine.policy.config.vocab_size
     length = min(PROBE_LENGTH, engine.specs.buckets.lengths[-1] - 1)
     tokens = np.random.default_rng(0).integers(0, vocab, (rows, PROBE_LENGTH + 1), np.int32)
     probes = [_probe(i, row[:length]) for i, row in enumerate(tokens[: split.dp])]

@@ -59,7 +59,8 @@ def update_stages(roles: Roles) -> list[Stage]:
     for name, reader in roles.readers.items():
         held = resting
         if reader.devices != home:
-            held, drafts = shard_bytes(roles.resident_on(reader.devices)), 0
+            held = shard_bytes(roles.resident_on(reader.devices))
+            drafts = 0
         held += shard_bytes(reader.visiting)
         of_readers += [
             Stage(f"{_name(key)} by the {name}", held, size, drafts=drafts)

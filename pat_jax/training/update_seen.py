@@ -73,7 +73,9 @@ def _change(before: Adapter, now: Adapter, scale: float, dtype: jnp.dtype | None
 
 
 def _inner(one: Factors, other: Factors) -> Float[Array, ""]:
-    (b, a), (d, c) = one, other
-    out, into = tuple(range(b.ndim - 1)), tuple(range(1, a.ndim))
+    b, a = one
+    d, c = other
+    out = tuple(range(b.ndim - 1))
+    into = tuple(range(1, a.ndim))
     outer = jnp.tensordot(b, d, axes=(out, out), precision="highest")
     return jnp.sum(outer * jnp.tensordot(a, c, axes=(into, into), precision="highest"))

@@ -36,7 +36,9 @@ class SourcedLatency:
 def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLatency:
     """Returns the latency model of the run of `build`: from the user's `profile`, or composed from
     kernel times. `sums` is the way in which GPUs sum over NVLink."""
-    order, rollout, buckets = build.order, build.order.run.rollout, build.buckets
+    order = build.order
+    rollout = build.order.run.rollout
+    buckets = build.buckets
     if profile:
         return profiled(profile, order, buckets, build.drafter)
     kernels = ModelledKernels(order.target, BYTES if rollout.weights == "auto" else 1, sums)
@@ -50,7 +52,8 @@ def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLat
         expert_ways=ways,
         expert_width=width,
     )
-    drafts, draft = build.drafter.drafts, order.draft_model
+    drafts = build.drafter.drafts
+    draft = order.draft_model
     # Its weights are never quantized.
     draft_model = draft and Composer(ModelledKernels(order.target, sums=sums), draft)
     return SourcedLatency(
@@ -67,7 +70,9 @@ def costs_of(build: TargetBuild, profile: Path | None, sums: Sums) -> SourcedLat
 
 
 def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str]:
-    chip, gaps, model = build.order.target.chip, composer.unlisted, build.order.model
+    chip = build.order.target.chip
+    gaps = composer.unlisted
+    model = build.order.model
     yield (
         f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
         "(assumed)."
@@ -142,7 +147,8 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
 
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
     """Returns the requested drafts that were measured; if none were, also sentences to print."""
-    drafts, come_from = drafter.drafts, drafter.come_from
+    drafts = drafter.drafts
+    come_from = drafter.come_from
     if not drafts.num_draft_tokens:
         return NO_DRAFTS, ()
     if latency.num_draft_tokens and latency.drafts_from != come_from:
@@ -159,7 +165,8 @@ _UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 
 def _check(path: Path, subject: Subject, order: Order) -> None:
-    target, run = order.target, order.run
+    target = order.target
+    run = order.run
     model = json.loads(json.dumps(asdict(order.model)))  # a profile's has lists, no tuples
     model = {name: value for name, value in model.items() if name not in _UNTIMED}
     expected = model | {

@@ -25,7 +25,8 @@ def running_counts(sequences: int) -> tuple[int, ...]:
 def memory_of(
     build: TargetBuild, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
 ) -> Memory:
-    memory, rollout = build.memory, build.order.run.rollout
+    memory = build.memory
+    rollout = build.order.run.rollout
     running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
     # Bursts with drafts verify equally many tokens in every layout: compiled ones stand for all.
     drafting = max((one.taken_bytes for one in running if one.num_draft_tokens), default=0)

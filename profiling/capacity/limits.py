@@ -17,7 +17,8 @@ def of_tail(comparison: Comparison, machine: Machine) -> str:
     edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
     seconds = dict.fromkeys(map(str, machine.splits), 0.0)
     for split, (begin, end) in product(machine.splits, pairwise(edges)):
-        length, held = machine.buckets.length_for(end), (begin + end) / 2
+        length = machine.buckets.length_for(end)
+        held = (begin + end) / 2
         step_s = machine.truth.decode_step(split, 1, length, held, 1)
         seconds[str(split)] += (end - begin) * step_s
     layout, alone = min(seconds.items(), key=lambda item: item[1])
@@ -42,8 +43,10 @@ def of_experts(
     told = "Experts are on the same devices in every layout, and no switch moves one: "
     if not gains:
         return f"{told}in no layout is a step more than {percent(FASTER)} faster than in {first}."
-    few, most = gains[0], gains[-1]
-    slow, fast = 1e3 * step_s(first, few), 1e3 * step_s(best[few], few)
+    few = gains[0]
+    most = gains[-1]
+    slow = 1e3 * step_s(first, few)
+    fast = 1e3 * step_s(best[few], few)
     told += (
         f"with {few:,} running a step takes {fast:.3g} ms in {best[few]} and {slow:.3g} in {first}"
     )

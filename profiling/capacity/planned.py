@@ -96,7 +96,8 @@ def _resting(
 
 def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
     if question.build.order.model.experts is not None:
-        lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
+        lengths = machine.buckets.lengths
+        sequences = question.series.draw.sequences
         context = lengths[len(lengths) // 2]
         yield of_experts(
             lambda split, n: machine.truth.decode_step(
@@ -109,13 +110,15 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
     """Returns the replayed rollouts, and the layout in which the first adaptive one begins."""
-    series, first = question.series, comparison.traces[0].layout[0]
+    series = question.series
+    first = comparison.traces[0].layout[0]
     workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
     return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
 def _subject(question: Question) -> PlanSubject:
-    order, draw = question.build.order, question.series.draw
+    order = question.build.order
+    draw = question.series.draw
     chip = order.target.chip
     return PlanSubject(
         question.name,
@@ -140,7 +143,8 @@ def _subject(question: Question) -> PlanSubject:
 
 
 def _lengths(question: Question) -> LengthSummary:
-    lengths, draw = question.lengths, question.series.draw
+    lengths = question.lengths
+    draw = question.series.draw
     tokens = np.clip(np.rint(draw.scale * lengths.quantile(np.array(PROBABILITIES))), 1, draw.cap)
     return LengthSummary(
         lengths.source,
@@ -155,7 +159,8 @@ def _lengths(question: Question) -> LengthSummary:
 def _warnings(question: Question, update: Update | None) -> Iterator[str]:
     if update and (notice := update.memory.shortage or update.memory.tightness):
         yield notice
-    lengths, draw = question.lengths, question.series.draw
+    lengths = question.lengths
+    draw = question.series.draw
     cut_at = lengths.cut_at
     if cut_at is not None and draw.scale * cut_at < draw.cap:
         yield (
@@ -169,7 +174,8 @@ def _warnings(question: Question, update: Update | None) -> Iterator[str]:
 def _notes(
     question: Question, programs: Sequence[CompiledProgram], updating: PlannedUpdate | None
 ) -> Iterator[str]:
-    costs, draw = question.costs, question.series.draw
+    costs = question.costs
+    draw = question.series.draw
     yield from costs.notes
     yield from question.source.words(costs.drafts.most) if question.source else ()
     yield from updating.notes if updating else ()

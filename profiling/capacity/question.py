@@ -57,7 +57,8 @@ def machine_of(
 
 def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
     """Returns the layouts that are not used, each with the reason."""
-    build, latency = question.build, question.costs.latency
+    build = question.build
+    latency = question.costs.latency
     kept, dropped = worth_planning(question.run.rollout, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
     refused = {

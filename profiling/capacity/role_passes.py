@@ -57,8 +57,10 @@ class RolePasses:
 
     @cached_property
     def work(self) -> UpdateWork:
-        layout, lora = self.held.layout, self.held.lora
-        platform, experts = self.built.order.target.chip.platform, self.model.experts
+        layout = self.held.layout
+        lora = self.held.lora
+        platform = self.built.order.target.chip.platform
+        experts = self.model.experts
         return UpdateWork(
             self.model,
             layout.split.dp,
@@ -75,7 +77,8 @@ class RolePasses:
     @property
     def _hosts_of_groups(self) -> int:
         """Hosts over which the devices with the same part of the parameters are spread."""
-        layout, target = self.held.layout, self.built.order.target
+        layout = self.held.layout
+        target = self.built.order.target
         parts = layout.split.tp * layout.size(layout.fsdp_axes)
         of_a_host = max(1, target.devices_per_host // parts)
         return max(1, layout.mesh.size // parts // of_a_host)
@@ -117,7 +120,8 @@ class RolePasses:
         summed = self.held.gradients
         if summed.groups:
             num_bytes = gradients * jnp.dtype(summed.dtype).itemsize / FLOAT32
-            count, hosts = summed.groups.count, self._hosts_of_groups
+            count = summed.groups.count
+            hosts = self._hosts_of_groups
             yield Collective("all-reduce", num_bytes, count, hosts=hosts)
 
     def _apply(self, trainer: Trainer) -> Work:

@@ -11,7 +11,8 @@ from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rul
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
 MOST_GROWTH = 20  # of the logarithm of lengths, over all rollouts
-WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
+WHOLE = r"[1-9]\d{0,9}"
+NUMBER = r"\d{1,9}(\.\d{1,20})?"
 
 
 def listed(pattern: str, most: int, what: str) -> Rule:

@@ -14,7 +14,8 @@ from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING
 
 
 def memory(report: PlanReport) -> Table:
-    layouts, is_compiled = report.memory.layouts, report.memory.source == "compiler"
+    layouts = report.memory.layouts
+    is_compiled = report.memory.source == "compiler"
     has_drafts = any(one.drafts for one in layouts)
     header = ["layout", "weights", "optimizer", "KV cache", *["drafts"] * has_drafts]
     rows = []

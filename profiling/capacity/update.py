@@ -109,8 +109,10 @@ class PlannedUpdate:
             yield "Models travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.passes.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
-        experts, tokens = self.built.order.model.experts, self.passes.rows(self.shapes[-1]).tokens
-        layout, platform = self.trainer.layout, self.built.order.target.chip.platform
+        experts = self.built.order.model.experts
+        tokens = self.passes.rows(self.shapes[-1]).tokens
+        layout = self.trainer.layout
+        platform = self.built.order.target.chip.platform
         if form := form_of_update(
             self.run.policy.compute.experts, experts, layout, platform, tokens
         ):
@@ -145,7 +147,8 @@ class PlannedUpdate:
 
     def transfer(self, target: Split) -> Seconds:
         """Returns the seconds to send weights to the rollout's layout `target`, with checksums."""
-        weights, source = self.built.alone.weights, self.trainer.layout.split
+        weights = self.built.alone.weights
+        source = self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)
         work = transfer_work(params, weights[source], weights[target], self.work.fsdp)

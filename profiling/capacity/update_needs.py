@@ -57,7 +57,8 @@ def _memory(
     options: MemoryOptions,
     target: Split,
 ) -> UpdateMemory:
-    limit, offloaded = int(built.limit), fetched_bytes(trainer)
+    limit = int(built.limit)
+    offloaded = fetched_bytes(trainer)
     taken = _taken_bytes(programs, target)
     if is_least := not any(key.name == "grad" for key in taken):
         taken |= _least_taken(trainer, passes)
@@ -107,21 +108,24 @@ def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
     """Returns the least bytes of an update's programs, for when its gradients were not compiled."""
     # Offloaded moments, which come for the step alone, may take more than was freed before.
     gradients = shard_bytes(trainer.trained.abstract_gradients)
-    split, of_rows = trainer.layout.split, _inputs_bytes(passes) + _of_experts(passes)
+    split = trainer.layout.split
+    of_rows = _inputs_bytes(passes) + _of_experts(passes)
     key = Key("grad", split, *passes.shapes[-1])
     return {key: gradients + of_rows, Key("apply", split): 0}
 
 
 def _inputs_bytes(passes: RolePasses) -> int:
     """Returns the bytes of the layers' inputs, which are always kept for the backward pass."""
-    tokens, model = passes.rows(passes.shapes[-1]).tokens, passes.model
+    tokens = passes.rows(passes.shapes[-1]).tokens
+    model = passes.model
     return model.num_layers * tokens * model.embed_dim * passes.itemsize
 
 
 def _of_experts(passes: RolePasses) -> int:
     """Returns the bytes for experts in a layer's backward pass: rows of tokens that are sent to
     them, or the gathered experts and their gradients."""
-    model, layout = passes.model, passes.held.layout
+    model = passes.model
+    layout = passes.held.layout
     if not (layout.ep_dp_axes and model.experts):
         return 0
     tokens = passes.rows(passes.shapes[-1]).tokens

@@ -53,13 +53,15 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     """Returns the profile's machine with the changes of `what_if`. Draft tokens are accepted by
     `acceptance`, or else by the prior. Raises UserError if the profile lacks times that a change
     needs, or if no layout has room."""
-    latency, splits = profile.latency, splits_of(profile.latency)
+    latency = profile.latency
+    splits = splits_of(profile.latency)
     drafts = drafts_of(what_if.speculation, profile.subject.backend)
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
         build = _build(profile, config, what_if)
-        alone, memory = build.alone, build.memory
+        alone = build.alone
+        memory = build.memory
         without_memory = layouts_without_memory(alone, config)
         splits = tuple(split for split in splits if split not in without_memory)
         if not splits:
@@ -102,7 +104,8 @@ def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
 def unmeasured(profile: Profile, machine: Machine) -> str:
     """Returns words for the buckets of a machine that are larger than all measured ones, or ""."""
     table = profile.latency.decode_table
-    longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
+    longest = max(length for _, _, length in table)
+    asked = machine.buckets.lengths[-1]
     words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []
     for split in machine.splits:
         most = max(rows for known, rows, _ in table if known == split)

@@ -98,7 +98,8 @@ def what_fits(order: Order) -> Iterator[str]:
 
 
 def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
-    run, target = order.run, order.target
+    run = order.run
+    target = order.target
 
     def of_rollout(**options: Any) -> Order:
         return replace(order, run=replace(run, rollout=replace(run.rollout, **options)))
@@ -124,7 +125,8 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
 
 def _longest_response(order: Order) -> int:
     """Returns the tokens of the longest response that finds pages; 0 or less if none does."""
-    needs, rollout = needs_of(order), order.run.rollout
+    needs = needs_of(order)
+    rollout = order.run.rollout
     best = nearest(needs)
     texts = needs.draft_sources[best]
     length = largest_length(rollout.max_length, rollout.min_length)

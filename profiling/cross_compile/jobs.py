@@ -35,7 +35,8 @@ class CompileJob:
 
 def jobs_of(build: TargetBuild) -> list[CompileJob]:
     """Returns all programs to compile, at every depth. `PASSES` of training are compiled whole."""
-    order, found = build.order, []
+    order = build.order
+    found = []
     for layers in order.depths:
         found += _rollout_jobs(build, replace(order.model, num_layers=layers))
     if order.run.trains:
@@ -52,11 +53,15 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     drafts = _within(build.drafter.drafts, build.order.depths)
     drafter = replace(build.drafter, drafts=drafts)
     functions = replace(build.specs.functions, policy=build.policy_of(model), drafter=drafter)
-    specs, table = replace(build.specs, functions=functions), ProgramTable()
+    specs = replace(build.specs, functions=functions)
+    table = ProgramTable()
     specs.declare(table)
-    layouts, buckets = build.layouts, build.buckets
-    length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
-    size, found = SIZES[0], []
+    layouts = build.layouts
+    buckets = build.buckets
+    length = buckets.lengths[-1]
+    blocks = specs.prefill_sizes[0]
+    size = SIZES[0]
+    found = []
     for split in layouts:
         found.append([Key("decode", split, buckets.rows[split][-1], length)])
         found.append([Key("prefill", split, blocks, length)])
@@ -106,7 +111,8 @@ def _training_jobs(build: TargetBuild, layers: int) -> list[CompileJob]:
 
 def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJob]:
     trainer = roles.policy
-    split, longest = trainer.layout.split, build.micro_shapes[-1]
+    split = trainer.layout.split
+    longest = build.micro_shapes[-1]
     # The reference's takes as much as the policy's, and stands for it.
     read = [x.programs for name, x in roles.readers.items() if name not in build.order.others]
     passes = [Key(name, split, *longest) for name in ("predict", "grad")]
@@ -121,12 +127,14 @@ def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJ
 
 def _other_jobs(build: TargetBuild, roles: Roles) -> list[CompileJob]:
     """Returns other roles' passes over the largest micro-batch, and the critic's update."""
-    longest, jobs = build.micro_shapes[-1], []
+    longest = build.micro_shapes[-1]
+    jobs = []
     for name in build.order.others:
         role = roles.critic if name == CRITIC else roles.readers[name]
         assert role is not None
         held = role.trained if isinstance(role, Trainer) else role.held
-        split, layers = held.layout.split, held.policy.config.num_layers
+        split = held.layout.split
+        layers = held.policy.config.num_layers
         keys = [Key("predict", split, *longest), Key("grad", split, *longest), Key("apply", split)]
         known = role.programs.missing()
         jobs += [_job(role.programs, [key], layers, name) for key in keys if key in known]

@@ -117,7 +117,8 @@ class TargetBuild:
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and the reasons why other layouts do not."""
         run = self.order.run
-        ways, width = run.rollout.expert_parallel, run.rollout.expert_width
+        ways = run.rollout.expert_parallel
+        width = run.rollout.expert_width
         return layout_chain(
             factored_mesh(self.devices),
             self.order.model,
@@ -155,7 +156,8 @@ class TargetBuild:
         return self.policy_of(self.order.model)
 
     def policy_of(self, model: ModelConfig) -> Policy:
-        own, run = Policy.from_config(model), self.order.run
+        own = Policy.from_config(model)
+        run = self.order.run
         trained = run.policy.trained
         lora = build_lora(trained.lora, own) if trained else None
         return rollout_policy(own, run.rollout.weights, lora)

@@ -41,20 +41,20 @@ def roles_of(
 
     Reward models are assumed to read the policy's micro-batches.
     """
-    first, policy = next(iter(layouts.values())), Policy.from_config(model)
+    first = next(iter(layouts.values()))
+    policy = Policy.from_config(model)
     models: list[RoleModel] = []
     for role in run.roles:
-        layout, own = first, policy
         if shape := others.get(role.name):
-            layout, own = least_tp(devices, shape, run.fsdp_size), policy_of(shape)
-        models.append(RoleModel(role, own, layout))
+            layout = least_tp(devices, shape, run.fsdp_size)
+            models.append(RoleModel(role, policy_of(shape), layout))
+        else:
+            models.append(RoleModel(role, policy, first))
     shapes = micro_shapes(run.micro_batches, first.split.dp, first.platform)
-    rests, of_policy = run.rest == "host", models[0]
-    scoring = {
-        each.role.name: each.reader(shapes, rests=rests)
-        for each in models
-        if each.role.devices == "reward"
-    }
+    rests = run.rest == "host"
+    of_policy = models[0]
+    scored = [each for each in models if each.role.devices == "reward"]
+    scoring = {each.role.name: each.reader(shapes, rests=rests) for each in scored}
     kept = rollout_policy(policy, run.rollout.weights, of_policy.lora)
     roles = build_roles(
         [each for each in models if each.role.name not in scoring],
@@ -65,5 +65,5 @@ def roles_of(
         others=[tree for reader in scoring.values() for tree in reader.resident],
         beside=drafter_state(drafter, first, model.embed_dim, of_policy.dtype, learns=run.trains),
     )
-    every = {each.role.name: each for each in models}
-    return replace(roles, readers={**roles.readers, **scoring}, models=every)
+    by_name = {each.role.name: each for each in models}
+    return replace(roles, readers={**roles.readers, **scoring}, models=by_name)

@@ -33,7 +33,9 @@ from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
 from pat_jax.profiling.predict.targets import Target
 
 MODEL = "tiny"  # for the switch and the iteration of training
-SEQUENCES, PROMPT, LONGEST = 8, 16, 96
+SEQUENCES = 8
+PROMPT = 16
+LONGEST = 96
 LEAVE, COME_BACK = 6, 3  # unfinished sequences at which the layouts change
 LEAST_EQUAL = 0.5  # share of the responses that ran during a switch: others may meet near-ties
 
@@ -61,14 +63,16 @@ def kernels_found(
     """Compares every kernel with plain operations, at the shapes of the least and the most TP."""
     model = padded_for(devices, model)
     chain, _ = layout_chain(factored_mesh(devices, model), model)
-    device, kernels = devices[0], Kernels.of(devices[0].platform)
+    device = devices[0]
+    kernels = Kernels.of(devices[0].platform)
     found = check_kernels(device, parts_of(chain.values(), model, page_size, dtype), kernels)
     if not found:
         return Finding(f"none is written for {device.platform}: plain operations compute all")
     figures = {f"{x.name}, {x.part}": x.trouble or x.error for x in found}
     wrong = [x for x in found if x.trouble]
     if wrong:
-        first, others = wrong[0], list(dict.fromkeys(x.name for x in wrong))[1:]
+        first = wrong[0]
+        others = list(dict.fromkeys(x.name for x in wrong))[1:]
         trouble = f"kernel {first.name!r} ({first.part}) {first.trouble} on {device.device_kind}"
         return Finding(trouble + "".join(f"; {x!r} too" for x in others), figures, trouble)
     names = ", ".join(dict.fromkeys(x.name for x in found))

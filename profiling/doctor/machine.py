@@ -19,7 +19,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def devices_found(devices: Sequence[Device]) -> Finding:
     """Returns the number, kind and memory of devices, and whether accelerators are unused."""
     kinds = Counter(device.device_kind for device in devices)
-    platform, each = devices[0].platform, [memory_of(device) for device in devices]
+    platform = devices[0].platform
+    each = [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
     figures = {
         "platform": platform,

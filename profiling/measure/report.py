@@ -62,7 +62,8 @@ def draw_profile(profile: Profile) -> Figure:
     }
     across = Axis.over([running for _, running, _ in steps_ms], is_log=True)
     up = Axis.over([*steps_ms.values()], is_log=True)
-    subject, plots = profile.subject, list[Plot]()
+    subject = profile.subject
+    plots = list[Plot]()
     for length in sorted({length for _, _, length in steps_ms}):
         lines = []
         for split in dict.fromkeys(split for split, _, _ in steps_ms):

@@ -140,7 +140,8 @@ class Composer(LayerTimes):
     ) -> float:
         """Returns the seconds of a pass: `each` tokens of each row go through the first `layers`
         (by default all), and `drawn` of them through the head."""
-        model, tokens = self.model, rows * each
+        model = self.model
+        tokens = rows * each
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
         in_layers = self._layers_ms(tokens, split, layers) + layers * of_each
@@ -161,7 +162,8 @@ class Composer(LayerTimes):
         return self._pass_s(ONE, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
-        model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
+        model = self.model
+        heads = heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not num_draft_tokens:
@@ -176,7 +178,9 @@ class Composer(LayerTimes):
         """Returns the seconds of a prefill call in the bucket `length`. Attention is a share of
         whole prompts'. Positions in a bucket are in the upper half of `length`: they attend to 1.5
         times the mean."""
-        model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
+        model = self.model
+        tp = split.tp
+        tokens = self.prefill_blocks * self.page_size
         heads = heads_of(model, tp, self.kv_ways(tp))
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
@@ -234,7 +238,8 @@ class Composer(LayerTimes):
     ) -> LatencyModel:
         """Returns the latency model for `buckets`. A draft model is on the same chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
-        splits, lengths = tuple(buckets.rows), buckets.lengths
+        splits = tuple(buckets.rows)
+        lengths = buckets.lengths
         decode, verify = {}, {}
         for split, rows in buckets.rows.items():
             decode |= self._steps(split, rows, lengths, self.decode_step)
@@ -263,7 +268,8 @@ class Composer(LayerTimes):
     def _routed(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray]:
         """Returns `LatencyModel.routed`: numbers of tokens, and the seconds of all layers'
         experts."""
-        num_sparse, split = self.kinds().get(True, 0), next(iter(buckets.rows))
+        num_sparse = self.kinds().get(True, 0)
+        split = next(iter(buckets.rows))
         tokens = np.unique(np.geomspace(1, split.dp * buckets.rows[split][-1], 64).round())
         each = [num_sparse and self.experts_ms(n / split.dp, split) for n in tokens]
         return tokens, num_sparse * np.array(each) / 1e3

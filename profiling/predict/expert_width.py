@@ -26,11 +26,13 @@ def settled_width(
     with exponential lengths, in the fastest layout for that number. Experts stay whole on TPUs,
     where no divided ones were measured, and if an update sends tokens to them (`experts` is
     "exchanged")."""
-    of, is_gpu = model.experts, target.chip.platform == "cuda"
+    of = model.experts
+    is_gpu = target.chip.platform == "cuda"
     is_asked = sizes.expert_width or sizes.expert_parallel or experts == "exchanged"
     if of is None or is_asked or not is_gpu:
         return sizes.expert_width or 1
-    inside, kernels = target.devices_per_host, ModelledKernels(target, sums="nccl")
+    inside = target.devices_per_host
+    kernels = ModelledKernels(target, sums="nccl")
     layouts = [Split(target.num_devices // tp, tp) for tp in (1, 2, 4, 8) if inside % tp == 0]
 
     def seconds(width: int) -> float:

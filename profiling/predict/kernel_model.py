@@ -88,7 +88,8 @@ class ModelledKernels:
     def _product(
         self, kind: str, sizes: tuple[float, int, int], matrices: float, weight_bytes: float
     ) -> float:
-        (m, n, k), share = sizes, self.shares[kind]
+        m, n, k = sizes
+        share = self.shares[kind]
         num_bytes = weight_bytes * matrices * n * k + BYTES * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         compute = 2 * m * n * k / (share["compute"] * self.chip.flops_s)

@@ -55,19 +55,25 @@ class LayerTimes:
     def experts_ms(self, tokens: float, split: Split) -> float:
         """Returns the milliseconds of one layer's experts on the device that reads most of them,
         for `tokens` of each replica on average."""
-        model, experts, over = self.model, self.model.experts, self.expert_split(split)
+        model = self.model
+        experts = self.model.experts
+        over = self.expert_split(split)
         assert experts is not None
-        ways, met = over.dp * over.tp // self.expert_width, max(1, tokens * over.dp)
+        ways = over.dp * over.tp // self.expert_width
+        met = max(1, tokens * over.dp)
         chosen = 1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** met
         active = most_active(experts.num_experts // ways, ways, chosen)
         rows = max(active, met * experts.num_experts_per_tok / ways)
         grouped = partial(self.kernels.grouped, rows, active)
-        units, width = experts.expert_dim // self.expert_width, model.expert_embed_dim
+        units = experts.expert_dim // self.expert_width
+        width = model.expert_embed_dim
         return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
         """Returns milliseconds of a layer's products on a device, for `tokens` of each replica."""
-        model, gemm, tp = self.model, self.kernels.gemm, split.tp
+        model = self.model
+        gemm = self.kernels.gemm
+        tp = split.tp
         attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
         attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
         if is_sparse:
@@ -108,7 +114,8 @@ class LayerTimes:
         if not is_sparse:
             return 2 * of_attention
         assert self.model.experts is not None
-        over, width = self.expert_split(split), self.model.expert_embed_dim
+        over = self.expert_split(split)
+        width = self.model.expert_embed_dim
         exchanged = 0.0
         if over.dp > 1:
             rows = tokens * over.dp
@@ -121,7 +128,8 @@ class LayerTimes:
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
         """Returns the seconds that links add to a step with `tokens` of each replica: in the first
         `layers`, by default all, for the sum of embeddings and for the logits."""
-        chip, seconds = self.kernels.chip, 0.0
+        chip = self.kernels.chip
+        seconds = 0.0
         for is_sparse, count in self.kinds(layers).items():
             sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)
             if sent:
@@ -144,7 +152,8 @@ def most_active(here: int, ways: int, chosen: float) -> float:
       ways: number of devices with different experts.
       chosen: probability that some token chooses an expert, independent of the others.
     """
-    at_most, below = [], 0.0
+    at_most = []
+    below = 0.0
     for n in range(here):
         below += math.comb(here, n) * chosen**n * (1 - chosen) ** (here - n)
         at_most.append(min(1.0, below))

@@ -85,7 +85,8 @@ class HostLinks:
 
     def _passes_s(self, devices: int, num_bytes: float, passes: int, hosts: int) -> float:
         inside = min(devices // hosts, self.devices_per_host)
-        hosts, seconds = devices // inside, 0.0
+        hosts = devices // inside
+        seconds = 0.0
         if inside > 1:
             seconds = self._nccl(inside, num_bytes, passes)
         if inside > 1 and passes == 2:
@@ -104,7 +105,8 @@ class HostLinks:
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
 
     def _custom(self, devices: int, num_bytes: float) -> float:
-        known, others = coefficients()["custom"], devices - 1
+        known = coefficients()["custom"]
+        others = devices - 1
         rate = 1e6 / self.chip.link_bytes_s
         one = known["one_us"] + known["one_each_us"] * others
         one += num_bytes * others * rate / known["one_link"]
@@ -116,7 +118,8 @@ class HostLinks:
         """Returns the seconds of an all-gather (one pass) or an all-reduce (two)."""
         if not self._has_nvlink:
             return self._ring(devices, num_bytes, "pcie", passes)
-        known, others = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]], devices - 1
+        known = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]]
+        others = devices - 1
         sent = passes * num_bytes * others / devices
         seconds = 1e-6 * (known["floor_us"] + known["each_us"] * others)
         # Middle sizes are sent in chunks, neither at the latency nor at the rate of the link.

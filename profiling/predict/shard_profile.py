@@ -109,7 +109,8 @@ class ShardProfiler:
         lacking = [warmup for warmup in self.warmups.values() if _is_lacking(warmup)]
         for warmup in lacking:
             warmup.engine.compile()
-        total, before = sum(warmup.total for warmup in lacking), 0
+        total = sum(warmup.total for warmup in lacking)
+        before = 0
         for warmup in lacking:  # a device may have the memory for one shard only
             warmup.progress = lambda done, _, before=before: progress(before + done, total)
             policy = warmup.engine.policy
@@ -199,7 +200,8 @@ class ShardProfiler:
 
     def _besides_s(self, split: Split, rows: int) -> float:
         """Returns the seconds that the shard's own steps lack: sampling and collectives."""
-        vocab, tp = self.model.padded_vocab_size, split.tp
+        vocab = self.model.padded_vocab_size
+        tp = split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, split)
 

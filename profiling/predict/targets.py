@@ -79,7 +79,8 @@ class Target:
                 f"target {shown(text)}: {name!r} is no accelerator known here, expected one of "
                 f"{', '.join(known)}; write {EXAMPLES}."
             )
-        chip, sizes = known[name], _sizes(text, shape)
+        chip = known[name]
+        sizes = _sizes(text, shape)
         found = _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
         return _with_network(found, network) if has_network else found
 

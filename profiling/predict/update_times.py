@@ -57,7 +57,8 @@ class UpdateTimes:
 
     def __init__(self, composer: Composer, target: Target):
         """`composer` has the kernels of bfloat16 weights, which an update multiplies with."""
-        self.composer, self.links = composer, links_of(target, "nccl")
+        self.composer = composer
+        self.links = links_of(target, "nccl")
 
     def seconds(self, work: Work, tokens: int = 1) -> Seconds:
         """Returns the seconds of `work`, whose products are over `tokens` tokens of a device."""

@@ -35,17 +35,21 @@ FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
 BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
 # Times that a logit is read or written outside of its product; the backward pass recomputes it.
-LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
+LOGIT_PASSES = 2
+BACKWARD_LOGIT_PASSES = 6
 # Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to
 # round it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and
 # write 4).
-HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
+HEAD_BYTES = 6
+HEAD_GRADIENT_BYTES = 16
 # Times that a token's row is sent for each of its experts: to it and back; in the backward pass the
 # row and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
-SENT, SENT_BACKWARD = 2, 3
+SENT = 2
+SENT_BACKWARD = 3
 # Values of `remat` with which the backward pass recomputes attention; products with weights; or
 # anything, so that weights are gathered again.
-KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
+KEEP_LEAST = ("full",)
+KEEP_NO_PRODUCT = ("full", "attention")
 KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
 

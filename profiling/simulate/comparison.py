@@ -21,7 +21,8 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
-ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
+ADAPTIVE = "adaptive"
+DRAFTING = "adaptive, drafts"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import GENERATED, KINDS, MAX_RUN
 from pat_jax.planning.drafts import PRIOR_BRANCH_COUNTS, Acceptance
 
-OWN, SIBLINGS = "own text", "own text, siblings"
+OWN = "own text"
+SIBLINGS = "own text, siblings"
 # The tables of `planning.drafts` are for own text and siblings; these are for own text alone.
 OWN_ACCEPTED = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
@@ -96,7 +97,8 @@ class DraftSource:
 def generated(accepted: float) -> Acceptance:
     """Returns the acceptance of a model's drafts: each token is right with probability `accepted`
     if those before it are."""
-    begun, proposed = np.eye(KINDS)[GENERATED], np.full((2, KINDS, MAX_RUN), SURE)
+    begun = np.eye(KINDS)[GENERATED]
+    proposed = np.full((2, KINDS, MAX_RUN), SURE)
     branch_counts = np.array(PRIOR_BRANCH_COUNTS)
     return Acceptance(begun, proposed, accepted * proposed, branch_counts, is_generated=True)
 
@@ -106,5 +108,6 @@ def _own_text() -> Acceptance:
     nothing = [0.0] * len(OWN_ACCEPTED[0])
     of_places = np.array([[nothing, *OWN_ACCEPTED], [nothing, *OWN_BRANCHES]])
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")
-    proposed, branch_counts = np.full_like(rate, SURE), np.array(OWN_BRANCH_COUNTS)
+    proposed = np.full_like(rate, SURE)
+    branch_counts = np.array(OWN_BRANCH_COUNTS)
     return Acceptance(np.array(OWN_BEGUN), proposed, SURE * rate, branch_counts)

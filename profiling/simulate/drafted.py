@@ -35,7 +35,8 @@ GOLDEN = (5**0.5 - 1) / 2  # its multiples spread the first fractions of rows ev
 # it began, more of these drafts are right: by `WORTH` for each doubling of one plus their number.
 # Fitted to recorded responses, within 3 points for a policy in RL and five reasoning models; nearly
 # equal samples gain more.
-FIRST_TOKENS, WORTH = 512, 0.15
+FIRST_TOKENS = 512
+WORTH = 0.15
 EPS = 1e-9  # of a token: sums of floats may fall short of a whole token by this
 
 
@@ -53,7 +54,9 @@ class DraftedRows:
     """Simulates bursts with drafts. Carries fractions of tokens and counts from burst to burst."""
 
     def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
-        self.machine, self.tables, self.table = machine, tables, tables.table
+        self.machine = machine
+        self.tables = tables
+        self.table = tables.table
         self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
         self._are_alike = accepts is None
         place = {one: i for i, one in enumerate(self._kinds)}
@@ -84,7 +87,8 @@ class DraftedRows:
           left: int[running], tokens that each sequence will still generate.
           in_reserve: int[replicas], pages that rows of each replica may draw.
         """
-        table, pace = self.table, self.machine.pace(burst.shape.num_draft_tokens)
+        table = self.table
+        pace = self.machine.pace(burst.shape.num_draft_tokens)
         replica = table.replica(table.running)
         self._begin(burst)
         generated, running_steps, pages = (np.zeros_like(left) for _ in range(3))
@@ -118,7 +122,8 @@ class DraftedRows:
           left: int[running], as in `run`.
           of_replica: int[replicas], rows that are still running.
         """
-        table, running = self.table, self.table.running
+        table = self.table
+        running = self.table.running
         replica = table.replica(running)
         before = table.length[running] - table.prompt_length[running]
         is_first = before + generated < FIRST_TOKENS
@@ -148,7 +153,8 @@ class DraftedRows:
         of_all = self.machine.acceptance
         believed = burst.accept_prob if self._are_alike or of_all is None else of_all.accept_prob
         if self._believed is not believed:
-            self._believed, self._ways = believed, {}
+            self._believed = believed
+            self._ways = {}
         if kind not in self._ways:
             self._ways[kind] = acceptance.ways(self.machine.drafts.longest, believed)
         return _Copied(acceptance, self._ways[kind], rows * (1 + num_draft_tokens))
@@ -157,7 +163,8 @@ class DraftedRows:
         self, generated: np.ndarray, pages: np.ndarray, is_running: np.ndarray, ahead: int
     ) -> np.ndarray:
         """Returns the pages that rows lack for `ahead` more tokens: see `page_append.lacking`."""
-        table, tables = self.table, self.tables
+        table = self.table
+        tables = self.tables
         running = table.running
         tokens = np.minimum(table.length[running] - 1 + generated + ahead, table.end[running] - 1)
         missing = -(-tokens // tables.page_size) - tables.count[running] - pages
@@ -206,7 +213,8 @@ class _Copied:
         """Returns the counts of steps that generate and verify so many tokens, as in
         `NONE_DRAFTED`; those by source stay zero. No matter how much of a run each step verifies,
         the run generates all of its right tokens and one more, and all of them are counted."""
-        share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
+        share = self.acceptance.share
+        accept_prob = self.acceptance.accept_prob
         branch_counts = self.acceptance.branch_counts
         begun = share * generated / (1.0 + share @ accept_prob[DRAFTS, :, 1:].sum(axis=1))
         beside = begun[:, None] * branch_counts / branch_counts.sum(axis=1, keepdims=True)
@@ -232,7 +240,8 @@ class _Generated:
     def counted(self, generated: float, drafted: float) -> list[np.ndarray]:
         num_draft_tokens = len(self.accept_prob) - 1
         runs = drafted / num_draft_tokens
-        begun, (proposed, accepted) = np.zeros(KINDS), np.zeros((2, 2, KINDS, MAX_RUN))
+        begun = np.zeros(KINDS)
+        proposed, accepted = np.zeros((2, 2, KINDS, MAX_RUN))
         begun[GENERATED] = runs
         proposed[DRAFTS, GENERATED, :num_draft_tokens] = runs * self.accept_prob[:-1]
         accepted[DRAFTS, GENERATED, :num_draft_tokens] = runs * self.accept_prob[1:]

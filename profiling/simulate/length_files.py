@@ -20,7 +20,8 @@ from pat_jax.profiling.simulate.response_lengths import BUILT_IN, ResponseLength
 LENGTHS = ("output_tokens", "completion_tokens", "response_tokens", "generated_tokens", "length")
 COUNTS = ("count", "weight", "weight_requests")
 PROMPTS = ("prompt_tokens", "input_tokens", "context_tokens")
-MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
+MOST_TOKENS = 2**31 - 1
+MOST_COUNT = 10**15
 USAGE = "usage"  # the field with counts of tokens in files of `pat_jax.generate`
 # For each entry, its position as text and its value: a number, or a mapping that has one.
 Elements = Iterable[tuple[str, Any]]

@@ -41,7 +41,8 @@ class Workload:
     def load(self, capacity: int) -> Load:
         """Returns the load before the first token; at most `capacity` sequences have rows."""
         running = min(self.size, capacity)
-        zeros, left = np.zeros(running, int), np.full(running, self.cap)
+        zeros = np.zeros(running, int)
+        left = np.full(running, self.cap)
         prompt = None if self.prompt_id is None else self.prompt_id[:running]
         return Load(zeros, zeros, self.prompts[:running], left, prompt, self.size - running)
 
@@ -101,13 +102,15 @@ class Machine:
 
     def shapes(self, longest: int) -> Shapes:
         """Returns the program shapes for a rollout whose longest sequence has `longest` tokens."""
-        size, rows = self.truth.page_size, self.buckets.rows
+        size = self.truth.page_size
+        rows = self.buckets.rows
         pages: Mapping[Split, int] = {
             split: rows[split][-1] * num_pages_for(longest, size) + 1 for split in self.splits
         }
         if self.has_pools:
             assert self.memory is not None, "pools need a size"
-            pages, size = self.memory.pages, self.memory.page_size
+            pages = self.memory.pages
+            size = self.memory.page_size
         steps = self.burst_steps, self.check_every
         return Shapes(self.buckets, pages, size, *steps, self.drafts)
 

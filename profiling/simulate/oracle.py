@@ -70,7 +70,8 @@ def oracle(workload: Workload, machine: Machine) -> Oracle:
         for b, target in enumerate(states):
             for seconds in world.ways(source, target, fullest[a]):
                 moves[:, a, b] = np.minimum(moves[:, a, b], seconds)
-    after, choices = np.zeros(len(states)), np.empty(moves.shape[:2], int)
+    after = np.zeros(len(states))
+    choices = np.empty(moves.shape[:2], int)
     for t in range(len(world.moments) - 1, -1, -1):
         options = moves[t] + (run[:, t] + after)
         choices[t] = options.argmin(axis=1)
@@ -84,12 +85,15 @@ def _follow(
     prefill = {split: world.prefill(split) for split in world.machine.splits}
     starts = [i for i, state in enumerate(states) if state.split == state.dealt]
     at = min(starts, key=lambda i: totals[i] + prefill[states[i].split])
-    total, start, path = float(totals[at] + prefill[states[at].split]), states[at].split, [at]
+    total = float(totals[at] + prefill[states[at].split])
+    start = states[at].split
+    path = [at]
     switches, evened = [], []
     for moment, choice in zip(world.moments.tolist(), choices, strict=True):
         if choice[at] == at:
             continue
-        before, at = states[at].split, int(choice[at])
+        before = states[at].split
+        at = int(choice[at])
         path.append(at)
         if states[at].split == before:
             evened.append(moment)
@@ -104,7 +108,9 @@ class _World:
     tested."""
 
     def __init__(self, workload: Workload, machine: Machine):
-        self.workload, self.machine, self.truth = workload, machine, machine.truth
+        self.workload = workload
+        self.machine = machine
+        self.truth = machine.truth
         self.num_rows = min(workload.size, machine.capacity)
         self.begin, self.row = _seats(workload.responses, self.num_rows)
         self.end = self.begin + workload.responses
@@ -133,7 +139,8 @@ class _World:
 
     def _of_running(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
         """Returns maximum, minimum or sum of `value`, over those that run at each moment."""
-        least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        least = np.iinfo(np.int64).min
+        most = np.iinfo(np.int64).max
         nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
         parts = []
         for some in np.array_split(self.moments, -(-len(self.moments) // CHUNK)):
@@ -157,14 +164,17 @@ class _World:
         """Returns mean cached tokens of the replica with most, until the next moment."""
         if self.has_queue:
             return self.running * self.mean_context / state.split.dp
-        prompts, responses = self.workload.prompts, self.workload.responses
-        every, replica = self.machine.check_every, self._replica(state)
+        prompts = self.workload.prompts
+        responses = self.workload.responses
+        every = self.machine.check_every
+        replica = self._replica(state)
         most = most_held(prompts - 1, responses, replica, every * len(self.moments), every)
         return most / (state.split.dp if state.dealt is None else 1)
 
     def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
         """Returns the seconds until the next moment, if all sequences have rows and pages."""
-        split, held = state.split, self._held(state)
+        split = state.split
+        held = self._held(state)
         buckets = np.array(self.machine.buckets.rows[split])
         rows = buckets[np.searchsorted(buckets, fullest)]
         tables = CostTables.of(self.truth, (split,))
@@ -184,7 +194,8 @@ class _World:
     def _tokens(self, split: Split, rows: np.ndarray, num_draft_tokens: int) -> np.ndarray:
         """Returns the mean tokens of a row in a step, float[moments]; 0 if no program has the
         number of draft tokens."""
-        drafts, acceptance = self.machine.drafts, self.machine.acceptance
+        drafts = self.machine.drafts
+        acceptance = self.machine.acceptance
         if acceptance is None:
             return np.zeros(len(rows))
         running = np.maximum(1.0, self.running / split.dp)
@@ -194,13 +205,15 @@ class _World:
         return np.where(np.isin(rows, has_program), generated, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
-        a, b = source.split, target.split
+        a = source.split
+        b = target.split
         if a == b:
             is_measured = self.truth.shift_round(a) < math.inf
             if source.dealt is not None and target.dealt is None and is_measured:
                 yield self._shift(a, fullest)
             return
-        reshard, is_up = self.truth.reshard(a, b), b.tp > a.tp
+        reshard = self.truth.reshard(a, b)
+        is_up = b.tp > a.tp
         if source.dealt == target.dealt if is_up else target.dealt is None:
             pages = self.truth.migrate(a, b, fullest, self.running, self.mean_context)
             yield np.asarray(reshard + pages)
@@ -222,7 +235,8 @@ class _World:
         """Returns the least seconds to recompute some sequences and migrate the others. Every
         sequence is priced as short as the shortest: by its share of the calls of a full prefill, or
         of the rounds between even replicas. There is at least one call."""
-        truth, replicas = self.truth, max(source.dp, target.dp)
+        truth = self.truth
+        replicas = max(source.dp, target.dp)
         one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
         pages = self.running / target.dp * -(-self.least_context // truth.page_size)
         calls = one_call * pages / truth.prefill_blocks
@@ -233,7 +247,8 @@ class _World:
     def prefill(self, split: Split) -> float:
         """Returns the seconds to prefill each prompt once per replica with samples of it. With a
         queue, prompts are spread evenly over replicas, and share calls whenever they begin."""
-        tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
+        tokens = self.workload.prompts - 1
+        prompt_id = self.workload.prompt_id
         replica = self._replica(_State(split, split))
         if prompt_id is not None:
             pairs = np.stack([0 * replica if self.has_queue else replica, prompt_id])
@@ -271,7 +286,8 @@ def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray
     """Returns the decode step at which each sequence begins, and its row; int[sequences] each.
     Sequences begin in their order, each as soon as a row is free. No burst has to end for that, so
     no real path lets one begin earlier."""
-    begin, row = np.zeros(len(responses), int), np.arange(len(responses))
+    begin = np.zeros(len(responses), int)
+    row = np.arange(len(responses))
     free = [(int(length), i) for i, length in enumerate(responses[:num_rows])]
     heapify(free)
     for i in range(num_rows, len(responses)):

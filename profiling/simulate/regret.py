@@ -62,9 +62,11 @@ class _AsTaken(Planner):
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         done = self._switches_done(load)
-        split, below = self.first, MIGRATE_ALL
+        split = self.first
+        below = MIGRATE_ALL
         if done:
-            split, below = self.path[done - 1][0], self.path[done - 1][1].recompute_below
+            split = self.path[done - 1][0]
+            below = self.path[done - 1][1].recompute_below
         moves = self._moves(done)
         to_come = [switch.running // split.dp for _, switch in self.path[done:]]
         to_come += [move.fullest[0] for move in moves if move.step > load.step]
@@ -74,7 +76,8 @@ class _AsTaken(Planner):
     def _replica(
         self, load: Load, moves: Sequence[Move], options: Sequence[np.ndarray]
     ) -> np.ndarray | None:
-        fullest, step = _fullest(load.replica), load.step + self.slack
+        fullest = _fullest(load.replica)
+        step = load.step + self.slack
         due = [move for move in moves if move.step <= step and fullest <= move.fullest[0]]
         least = min(due, key=lambda move: move.fullest[1], default=None)
         if not options or least is None or fullest <= least.fullest[1]:

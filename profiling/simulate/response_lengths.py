@@ -19,7 +19,10 @@ PROBABILITIES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999
 POINTS = 8192  # equally likely lengths that stand for a built-in distribution
 # Responses pile up at their longest length if they are at least this many, at least this share of
 # all, and more than `PILE` times as many as those of the tenth of lengths below.
-FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
+FEWEST_CUT = 3
+LEAST_CUT = 0.005
+PILE = 3
+NEAR = 0.9
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class ResponseLengths:
     @classmethod
     def built_in(cls, name: str) -> "ResponseLengths":
         quantiles = BUILT_IN[name]
-        scores, known = ndtri((np.arange(POINTS) + 0.5) / POINTS), ndtri(np.array(PROBABILITIES))
+        scores = ndtri((np.arange(POINTS) + 0.5) / POINTS)
+        known = ndtri(np.array(PROBABILITIES))
         log_tokens = np.interp(scores, known, np.log(quantiles.tokens))
         tokens = np.maximum(1, np.rint(np.exp(log_tokens))).astype(int)
         return cls(f"built-in {name!r}: {quantiles.source}", tokens, np.ones(POINTS))

@@ -73,8 +73,11 @@ class SimulatedOutput:
 
 class SimulatedExecutor(Executor):
     def __init__(self, workload: Workload, machine: Machine, tables: BlockTables, split: Split):
-        self.responses, self.machine, self.tables = workload.responses, machine, tables
-        self.table, self.split = tables.table, split
+        self.responses = workload.responses
+        self.machine = machine
+        self.tables = tables
+        self.table = tables.table
+        self.split = split
         self.now_s = 0.0
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
@@ -83,7 +86,8 @@ class SimulatedExecutor(Executor):
 
     def prefill(self, work: PrefillWork) -> int:
         """Advances the clock by a prefill whose calls are as full as on the devices."""
-        spans, truth = work.spans, self.machine.truth
+        spans = work.spans
+        truth = self.machine.truth
         if not len(spans.sequence):
             return 0
         self.now_s += truth.packed(self.split, spans.replica, spans.stop - spans.start)
@@ -104,7 +108,8 @@ class SimulatedExecutor(Executor):
         self._running.append(burst)
 
     def collect(self) -> tuple[SimulatedOutput, bool]:
-        burst, table = self._running.popleft(), self.table
+        burst = self._running.popleft()
+        table = self.table
         running = table.running
         left = self.responses[running] - (table.length - table.prompt_length)[running]
         in_reserve = np.asarray(burst.reserved.filled) - self._drawn
@@ -118,7 +123,9 @@ class SimulatedExecutor(Executor):
         rows = table.num_replicas * table.rows_per_replica
         emitted, goes_on, were_running = np.zeros((3, rows), np.int64)
         at = table.row[running]
-        emitted[at], goes_on[at], were_running[at] = generated, left > generated, running_steps
+        emitted[at] = generated
+        goes_on[at] = left > generated
+        were_running[at] = running_steps
         if steps:
             self.now_s += steps * self._step_s(burst, generated, running_steps, steps)
         pages = self._draw(burst, more)
@@ -129,7 +136,9 @@ class SimulatedExecutor(Executor):
         self, burst: Burst, generated: np.ndarray, running_steps: np.ndarray, steps: int
     ) -> float:
         """Returns the seconds of a step of the burst, on average over its steps."""
-        machine, table, running = self.machine, self.table, self.table.running
+        machine = self.machine
+        table = self.table
+        running = self.table.running
         split, rows, length, num_draft_tokens = burst.shape
         every = machine.pace(num_draft_tokens).check_every
         # As the scheduler counts: half of the tokens that drafts add, on average.
@@ -145,9 +154,12 @@ class SimulatedExecutor(Executor):
     ) -> tuple[int, np.ndarray]:
         """Returns the steps of a burst without drafts, which ends when the reserve of pages is
         empty; and the pages that each row draws, int[running]."""
-        table, every = self.table, self.machine.check_every
-        running, replicas = table.running, table.num_replicas
-        replica, whole = table.replica(running), -(-left // every) * every
+        table = self.table
+        every = self.machine.check_every
+        running = table.running
+        replicas = table.num_replicas
+        replica = table.replica(running)
+        whole = -(-left // every) * every
         until_threshold = self._steps_until(burst.threshold, left)
         steps = min(burst.max_steps, -(-until_threshold // every) * every)
         while True:
@@ -160,7 +172,8 @@ class SimulatedExecutor(Executor):
             steps -= every
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
-        replica, steps = self.table.replica(self.table.running), 0
+        replica = self.table.replica(self.table.running)
+        steps = 0
         for number in range(self.table.num_replicas):
             members = left[replica == number]
             if len(members) > threshold:
@@ -171,13 +184,15 @@ class SimulatedExecutor(Executor):
     def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
         """Returns the pages that each row draws from the reserve, int32[rows, most of a row], in
         the order in which devices draw them."""
-        table, ring = self.table, np.asarray(burst.reserved.pages)
+        table = self.table
+        ring = np.asarray(burst.reserved.pages)
         rows = table.num_replicas * table.rows_per_replica
         counts = np.zeros(rows, np.int64)
         counts[table.row[table.running]] = more
         by_replica = counts.reshape(table.num_replicas, -1)
         first = (by_replica.cumsum(axis=1) - by_replica + self._drawn[:, None]).reshape(-1)
-        row, turn = np.repeat(np.arange(rows), counts), turns(counts)
+        row = np.repeat(np.arange(rows), counts)
+        turn = turns(counts)
         pages = np.full((rows, int(counts.max(initial=0))), NULL_PAGE, np.int32)
         at = (first[row] + turn) % ring.shape[1]
         pages[row, turn] = ring[row // table.rows_per_replica, at]
@@ -185,7 +200,8 @@ class SimulatedExecutor(Executor):
         return pages
 
     def relocate(self, relocation: Relocation) -> Arrival:
-        truth, source = self.machine.truth, relocation.source
+        truth = self.machine.truth
+        source = relocation.source
         self.split = relocation.target
         if source != self.split:
             self.now_s += truth.reshard(source, self.split)
@@ -195,7 +211,8 @@ class SimulatedExecutor(Executor):
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Advances the clock by the seconds to carry all sequences, those that migrate included."""
-        load, splits = relocation.load, (relocation.source, relocation.target)
+        load = relocation.load
+        splits = (relocation.source, relocation.target)
         if splits[0] == splits[1]:
             return 0  # all came along
         self.now_s += carried_seconds(self.machine.truth, *splits, load, relocation.is_left, ~waits)

@@ -143,7 +143,8 @@ class AdvantageEstimator:
         Returns:
           The advantages of each response's tokens, group by group; NaN if it has no reward.
         """
-        num_samples, penalty = rewards.shape[1], [np.zeros(n) for n in lengths.reshape(-1)]
+        num_samples = rewards.shape[1]
+        penalty = [np.zeros(n) for n in lengths.reshape(-1)]
         if self.beta:
             assert kl is not None
             penalty = [self.beta * np.asarray(each, np.float64) for each in kl]

@@ -49,7 +49,8 @@ def summary(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     without tokens. Runs on the host."""
     names = TOKENS, LOAD, PROBABILITY, ENTROPY
     sums = {name: np.sum([step[name] for step in steps], axis=0, dtype=float) for name in names}
-    load, tokens = sums[LOAD], float(sums[TOKENS])
+    load = sums[LOAD]
+    tokens = float(sums[TOKENS])
     found = {
         "router_aux_loss": switch_loss(sums),
         # A mean over layers: a step waits for the busiest device in each layer in turn.

@@ -21,7 +21,9 @@ PerToken = Float[Array, "rows length"]
 Responses = Int[Array, "rows length"]  # number of each token's response in its row, from 1; 0: none
 Columns = Mapping[str, PerToken]
 # Names of the predictions that a model makes at each token, by the kind of its head.
-LOGPROBS, ENTROPY, VALUES = "logprobs", "entropy", "values"
+LOGPROBS = "logprobs"
+ENTROPY = "entropy"
+VALUES = "values"
 TEACHER_KL = "teacher_kl"  # also of a vocabulary head, if the loss reads a teacher's tokens
 PREDICTED = {"vocab": (LOGPROBS, ENTROPY), "scalar": (VALUES,)}
 # Sums over tokens by name: of each metric, of the weights ("weight"), of routers (`balance.py`).

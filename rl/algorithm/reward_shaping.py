@@ -30,7 +30,8 @@ class RewardMoments:
         known = known[~np.isnan(known)]
         if not len(known):
             return self
-        count, mean = self.count + len(known), float(known.mean())
+        count = self.count + len(known)
+        mean = float(known.mean())
         apart = mean - self.mean
         squares = float(np.square(known - mean).sum()) + apart**2 * self.count * len(known) / count
         return RewardMoments(count, self.mean + apart * len(known) / count, self.squares + squares)

@@ -59,9 +59,12 @@ class ValueLoss(Loss):
 
     def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
         del responses
-        value, gained, old = predicted[VALUES], columns["returns"], columns["old_values"]
+        value = predicted[VALUES]
+        gained = columns["returns"]
+        old = columns["old_values"]
         square = jnp.square(value - gained)
-        largest, is_clipped = square, jnp.zeros_like(square)
+        largest = square
+        is_clipped = jnp.zeros_like(square)
         if self.epsilon:
             clipped = jnp.square(jnp.clip(value, old - self.epsilon, old + self.epsilon) - gained)
             largest = jnp.maximum(square, clipped)

@@ -28,7 +28,8 @@ def token_weights(
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");
     Liu et al. 2025, https://arxiv.org/abs/2503.20783, section 3.2 ("constant": Dr. GRPO).
     """
-    num_tokens, num_sequences = sum(counts), sum(count > 0 for count in counts)
+    num_tokens = sum(counts)
+    num_sequences = sum(count > 0 for count in counts)
     match aggregation:
         case "token":
             return [1 / num_tokens if count else 0.0 for count in counts]

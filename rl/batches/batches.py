@@ -210,7 +210,8 @@ def read_prefixes(rollouts: Sequence[Rollout]) -> list[Prefix]:
 
 
 def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:
-    row, whole = spot.row, np.concatenate([example.prompt, example.response])
+    row = spot.row
+    whole = np.concatenate([example.prompt, example.response])
     own = slice(spot.start, spot.start + len(whole) - spot.shared)
     micro.tokens[row, own] = whole[spot.shared :]
     micro.positions[row, own] = np.arange(spot.shared, len(whole))

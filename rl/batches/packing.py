@@ -113,7 +113,8 @@ def pack_rows(
             f"an example of {longest} tokens does not fit the longest bucket, {micro_shapes[-1][1]}. "
             f"Usual cause: buckets made for another max_prompt_length + max_completion_length."
         )
-    chosen, spots = [], {}
+    chosen = []
+    spots = {}
     for shape, members in min(_ways(lengths, micro_shapes, prefixes), key=lambda way: way[0])[1]:
         spots |= {i: spot._replace(micro=len(chosen)) for i, spot in members.items()}
         chosen.append(shape)
@@ -135,7 +136,8 @@ def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) ->
     """Returns batches of examples, roughly in order, that fit one micro-batch of `shape` each. A
     batch is a list of at most `max_examples` indices."""
     apart = _apart(lengths)
-    rest, batches = list(range(len(lengths))), []
+    rest = list(range(len(lengths)))
+    batches = []
     while rest:
         placed = sorted(_fill(rest, apart, shape)[0])[:max_examples]
         batches.append(placed)
@@ -190,7 +192,8 @@ def _micro_batches(
         least = sum(examples[i].length - examples[i].shared for i in rest)
         if left and least > most:  # too much for any of them
             full.append((largest, placed))
-            rest, cost = left, cost + np.prod(largest) + each
+            rest = left
+            cost = cost + np.prod(largest) + each
             continue
         tries = [(shape, *_fill(rest, examples, shape)) for shape in smaller]
         tries.append((largest, placed, left))
@@ -248,7 +251,8 @@ def _spots(
     row: int, members: Iterable[Sequence[int]], examples: Sequence[_Example]
 ) -> dict[int, Spot]:
     """Returns the spots of a row's examples; those that share a prefix are together."""
-    spots, start = {}, 0
+    spots = {}
+    start = 0
     for alike in members:
         for i in alike:
             shared = examples[i].shared if i != alike[0] else 0

@@ -35,7 +35,9 @@ _MULTIPLY_SHARE = 1 / 3
 _OPERANDS = (2, 5)
 # P(n ≥ k terms) ∝ k^-_TAIL, cut off at _MOST_TERMS: the median is 4 and the 99th percentile 16
 # terms, which are full responses of 24 and 108 tokens.
-_FEWEST_TERMS, _MOST_TERMS, _TAIL = 3, 19, 2.2
+_FEWEST_TERMS = 3
+_MOST_TERMS = 19
+_TAIL = 2.2
 _PROMPT_TOKENS_PER_TERM = 3
 MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # such a prompt's response: 129 tokens
 _GUESS_SHARE = 0.5  # share of the demonstrations that guess the answer
@@ -103,7 +105,8 @@ def solve(text: str) -> str:
 
 def worked(text: str) -> str:
     """Returns the correct response to the prompt `text`: every step, and the answer."""
-    value, written = int(text[1]), []
+    value = int(text[1])
+    written = []
     for letter, sign, operand in _later_terms(text):
         after = (value + operand if sign == "+" else value * operand) % 10
         written.append(f"{letter}{value}{sign}{operand}={after};")

@@ -104,7 +104,9 @@ def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked
       begin: function that returns the tokens of a text from its beginning.
       go_on: function that returns the tokens of a text that follows others.
     """
-    tokens, is_generated, before = list[int](), list[bool](), ""
+    tokens = list[int]()
+    is_generated = list[bool]()
+    before = ""
     for piece in pieces:
         before += piece.text
         whole = begin(before)
@@ -123,7 +125,8 @@ class _Chat:
     whole: str  # the chat's text, as the template writes it
 
     def pieces(self, first: int, *, learns_all: bool) -> Iterator[Piece]:
-        later, done = range(first, len(self.messages)), 0
+        later = range(first, len(self.messages))
+        done = 0
         turns = [i for i in later if self.messages[i]["role"] == ASSISTANT]
         starts = [self._start(i) for i in turns]
         for i, start, limit in zip(turns, starts, [*starts[1:], len(self.whole)], strict=True):

@@ -36,7 +36,8 @@ class Epochs:
         numbers: dict[Hashable, int] = {}
         self._alike = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         self.num_different = len(numbers)
-        self._seed, self._newest = seed, (-1, np.zeros(0, np.int64))
+        self._seed = seed
+        self._newest = (-1, np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self._alike)
@@ -49,7 +50,9 @@ class Epochs:
         Args:
           size: number of rows of the batch, from 1 to `len(self)`; it may change between batches.
         """
-        chosen, seen, may_repeat = list[int](), set[int](), size > self.num_different
+        chosen = list[int]()
+        seen = set[int]()
+        may_repeat = size > self.num_different
         order = self.order(at.epoch)
         for offset in range(at.offset, len(self)):
             row = int(order[offset])

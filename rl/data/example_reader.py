@@ -217,7 +217,8 @@ def _generated(
         joined = join_pieces(pieces, tokenizer.encode_text, tokenizer.encode)
         return ended(joined, tokenizer.eos_ids)
     _check_has_template(tokenizer, row.where)
-    messages, before = row.messages(response), len(as_messages(row.prompt or (), "user"))
+    messages = row.messages(response)
+    before = len(as_messages(row.prompt or (), "user"))
     return mark_turns(tokenizer, messages, before, row.variables, only=only)
 
 

@@ -61,7 +61,8 @@ class Examples(Generic[Each]):
     order."""
 
     def __init__(self, examples: Sequence[Each], *, seed: int):
-        self._examples, self._seed = examples, seed
+        self._examples = examples
+        self._seed = seed
 
     def __len__(self) -> int:
         return len(self._examples)

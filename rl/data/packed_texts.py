@@ -34,7 +34,9 @@ def pack_texts(
     before = int(at == "target")
     places = []
     for each, spot in zip(sets, packing.spots, strict=True):
-        micro, row, start = micro_batches[spot.micro], spot.row, spot.start
+        micro = micro_batches[spot.micro]
+        row = spot.row
+        start = spot.start
         for i, text in enumerate(each):
             whole = slice(start, start + len(text))
             micro.tokens[row, whole] = text.tokens

@@ -159,7 +159,8 @@ class _Tokens:
     """Tokenizes equal prompts once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self._tokenizer = tokenizer
+        self._max_length = max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: ProblemRow) -> tuple[int, ...] | int | None:

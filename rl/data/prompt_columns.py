@@ -36,7 +36,8 @@ _SYSTEM = ("system", "system_prompt", "system_message")
 def read_prompt(record: Record, key: str, *, is_answered: bool = False) -> PromptText:
     """Returns a row's prompt, with the other texts that belong to it. If the row has a response
     (`is_answered`), the prompt may not end with a message of the assistant."""
-    prompt, name = text_or_chat(record, key), key.rpartition(".")[2].lower()
+    prompt = text_or_chat(record, key)
+    name = key.rpartition(".")[2].lower()
     if is_answered and not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
         expected = "a last message that the assistant answers, not one of its own"
         raise record.complain(key, prompt, expected)
@@ -126,7 +127,8 @@ def split_pair(
             for chat in (chosen, rejected)
         )
         shared = num_shared(one, other)
-        prompt, later = chosen[:shared], (chosen[shared:], rejected[shared:])
+        prompt = chosen[:shared]
+        later = (chosen[shared:], rejected[shared:])
         if shared and all(each[0]["role"] == ASSISTANT for each in later):
             return Split(prompt, later, asked in flatten_messages(prompt))
         given = None

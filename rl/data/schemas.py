@@ -91,7 +91,8 @@ class ProblemSchema(Schema[ProblemRow]):
         value = read_prompt(record, self.prompt)
         is_stated = isinstance(value, str) and self.prompt.rpartition(".")[2].lower() in STATED
         prompt = with_system(record, f"{value}\n{INSTRUCTION}" if is_stated else value)
-        where, text = f"{record.where}, field {self.prompt!r}", flatten_messages(value)
+        where = f"{record.where}, field {self.prompt!r}"
+        text = flatten_messages(value)
         columns = self._others(record) | answer
         return ProblemRow(where, text, prompt, (), record.template_variables(), columns)
 
@@ -185,7 +186,8 @@ class ExampleSchema(Schema[Row]):
         rest = without_prompt(prompt, [completion])
         report.num_repeating += rest[0] is not completion
         prompt = with_system(record, prompt)
-        where, text = f"{record.where}, field {key!r}", flatten_messages(prompt)
+        where = f"{record.where}, field {key!r}"
+        text = flatten_messages(prompt)
         return Row(where, text, prompt, rest, record.template_variables())
 
 
@@ -219,7 +221,8 @@ class PairSchema(Schema[PairRow]):
     def row(self, record: Record, report: RowReport) -> PairRow:
         refuse_media(record)
         chosen, rejected = whole = self._responses(record)
-        of_responses, given = list(record.read), None
+        of_responses = list(record.read)
+        given = None
         is_guessed = self.prompt.lower() in PROMPT_TEXTS[1:]
         if self.prompt and not (is_guessed and record.fields.get(self.prompt) in NOTHING):
             given = read_prompt(record, self.prompt, is_answered=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 
-TOOLS, VARIABLES = "tools", "chat_template_kwargs"
+TOOLS = "tools"
+VARIABLES = "chat_template_kwargs"
 # Columns that TRL and verl show to multimodal models; models here read only text.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 Error = Callable[[str, object, str], Exception]  # from (column, its value, what was expected)

@@ -34,9 +34,11 @@ def read_text_file(path: Path) -> str:
             "check its permissions and its disk."
         ) from None
     try:
-        text, wrong = data.decode(), data.find(b"\0")  # UTF-16 and binary files have zeros
+        text = data.decode()
+        wrong = data.find(b"\0")  # UTF-16 and binary files have zeros
     except UnicodeDecodeError as error:
-        text, wrong = "", error.start
+        text = ""
+        wrong = error.start
     if wrong >= 0:
         raise UserError(
             f"data file {path} is not UTF-8 text (byte 0x{data[wrong]:02x} at offset {wrong:,}): expected "

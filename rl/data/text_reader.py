@@ -52,7 +52,8 @@ class TextReader:
 
     def __post_init__(self):
         dtype = np.dtype(np.uint16 if self.tokenizer.vocab_size <= 2**16 else np.int32)
-        beginning, (end, *_) = self.tokenizer.special.beginning, self.tokenizer.eos_ids
+        beginning = self.tokenizer.special.beginning
+        end, *_ = self.tokenizer.eos_ids
         self._streams = {subset: TextStream(beginning, end, dtype) for subset in Subset}
 
     def add(self, text: str) -> None:
@@ -85,7 +86,8 @@ class TextReader:
 
 
 def _parts_of(text: str) -> list[str]:
-    parts, start = [], 0
+    parts = []
+    start = 0
     while start < len(text):
         stop = start + PART_LENGTH
         if stop < len(text):

@@ -36,8 +36,10 @@ class TextRows(Sequence[Example]):
         max_length: int,
         num_bytes: int = 0,
     ):
-        self.tokens, self.starts = tokens, starts
-        self.max_length, self.num_bytes = max_length, num_bytes
+        self.tokens = tokens
+        self.starts = starts
+        self.max_length = max_length
+        self.num_bytes = num_bytes
 
     @property
     def num_targets(self) -> int:
@@ -83,7 +85,8 @@ class TextStream:
 
     def add(self, text: Integer[np.ndarray, " _"], num_bytes: int) -> None:
         """Adds a text of at least one token, which has `num_bytes` bytes in UTF-8."""
-        count, end = len(self.beginning), np.array([self.end])
+        count = len(self.beginning)
+        end = np.array([self.end])
         begins = count > 0 and tuple(text[:count]) == tuple(self.beginning)
         if not begins and not self._length:
             self._append(end)

@@ -53,7 +53,8 @@ class _InProcess:
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         del seconds
-        start, here = time.perf_counter(), Future[Outcome]()
+        start = time.perf_counter()
+        here = Future[Outcome]()
         outcome = self._function(responses)
         here.set_result(replace(outcome, seconds=time.perf_counter() - start))
         return here

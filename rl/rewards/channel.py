@@ -57,7 +57,8 @@ class Calls:
     def answer(self, number: int, read: Callable[[Any], T], until: float) -> T:
         """Returns the result of `read` for the answer to the call of this number. Raises
         NoAnswerError if something else has arrived."""
-        line, chunk = bytearray(), b""
+        line = bytearray()
+        chunk = b""
         while b"\n" not in chunk:  # bytes after the line end make it malformed
             if len(line) > LARGEST_ANSWER:
                 raise NoAnswerError
@@ -93,8 +94,10 @@ class Answers:
 
     def __init__(self, theirs: socket.socket):
         theirs.set_inheritable(False)
-        self._socket, self._calls = theirs, theirs.makefile("rb")
-        self._file, self._process = theirs.fileno(), os.getpid()
+        self._socket = theirs
+        self._calls = theirs.makefile("rb")
+        self._file = theirs.fileno()
+        self._process = os.getpid()
         self._stat = os.fstat(self._file)
         os.register_at_fork(after_in_child=self._forget)
 

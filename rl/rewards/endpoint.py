@@ -32,7 +32,8 @@ _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries; waits double each time
 _EXCERPT_LENGTH = 200
 _QUOTED = 2**16  # characters of an answer that are searched for the token before some are quoted
-_TOO_MANY, _INTERNAL = 429, 500
+_TOO_MANY = 429
+_INTERNAL = 500
 _INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
 
@@ -50,10 +51,13 @@ class RewardEndpoint:
     """
 
     def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
-        self._address, self._retries, self._secret = Address.of(url), retries, _Secret(token)
+        self._address = Address.of(url)
+        self._retries = retries
+        self._secret = _Secret(token)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
-        self._is_closed, self._lock = threading.Event(), threading.Lock()
+        self._is_closed = threading.Event()
+        self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
 
     def close(self) -> None:
@@ -69,7 +73,8 @@ class RewardEndpoint:
         return self._threads.submit(self._call, responses, seconds)
 
     def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
-        start, body = time.perf_counter(), _request(responses)
+        start = time.perf_counter()
+        body = _request(responses)
         outcome = self._try(body, len(responses), seconds)
         tries = 1
         while isinstance(outcome, _Passing) and tries <= self._retries:
@@ -77,7 +82,8 @@ class RewardEndpoint:
             most = min(seconds, threading.TIMEOUT_MAX)
             if self._is_closed.wait(max(own, min(outcome.asked_wait, most))):
                 break
-            outcome, tries = self._try(body, len(responses), seconds), tries + 1
+            outcome = self._try(body, len(responses), seconds)
+            tries = tries + 1
         if isinstance(outcome, _Passing):
             again = f", in each of {tries} tries" if tries > 1 else ""
             outcome = Outcome(failure=Failure(outcome.cause, f"{outcome.text}{again}"))
@@ -235,7 +241,8 @@ class _Secret:
 
 def _escaped(character: str) -> str:
     """Returns a pattern that matches a character and its escaped forms."""
-    code, utf8 = ord(character), character.encode("utf-8", "surrogatepass")
+    code = ord(character)
+    utf8 = character.encode("utf-8", "surrogatepass")
     units = character.encode("utf-16-be", "surrogatepass")
     as_units = "".join(
         rf"\\{{1,8}}u{{?0*{units[i : i + 2].hex()}}}?" for i in range(0, len(units), 2)
@@ -247,7 +254,8 @@ def _escaped(character: str) -> str:
 
 def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
     """Returns the outcome for `count` responses from an answer, whose body is `sentence`."""
-    text, reason = secret.hidden(sentence[:_QUOTED]), secret.hidden(answer.reason)
+    text = secret.hidden(sentence[:_QUOTED])
+    reason = secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # perhaps only one response causes it: others may be scored

@@ -77,7 +77,8 @@ class _Bounded(io.RawIOBase):
     which would be read without end."""
 
     def __init__(self, raw: Any):
-        self._raw, self._left = raw, LARGEST_ANSWER
+        self._raw = raw
+        self._left = LARGEST_ANSWER
 
     def readable(self) -> bool:
         return True

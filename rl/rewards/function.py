@@ -47,7 +47,9 @@ class ScoredFunction:
         limits: Limits,
         models: Mapping[str, RewardModel],
     ):
-        self.spec, self.name, self.weight = spec, name, weight
+        self.spec = spec
+        self.name = name
+        self.weight = weight
         self._timeout = limits.timeout
         self._told: set[tuple[str, ...]] = set()  # code lines of tracebacks that were logged
         self._caller = open_caller(spec, limits, models)
@@ -145,7 +147,9 @@ class FunctionScoring:
           do: function that calls a method with arguments on that thread.
           kept: store of known scores, which are not computed again; new ones are added to it.
         """
-        self._function, self._do, self._kept = function, do, kept
+        self._function = function
+        self._do = do
+        self._kept = kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
         self.by_response: dict[int, Score] = {}  # scores so far, by the response's index
@@ -161,7 +165,8 @@ class FunctionScoring:
         Args:
           responses: all finished responses.
         """
-        rows, name = self._calls.get(row, range(0)), self._function.name
+        rows = self._calls.get(row, range(0))
+        name = self._function.name
         if not rows or not all(one in responses for one in rows):
             return
         kept = {} if self._kept is None else self._kept.scores

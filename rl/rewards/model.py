@@ -56,8 +56,12 @@ class RewardModel:
         pad_id: int | None = None,
         fills: Callable[[Sequence[int]], bool] = is_any,
     ):
-        self.name, self.max_length, self._fills = name, max_length, fills
-        self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
+        self.name = name
+        self.max_length = max_length
+        self._fills = fills
+        self._tokenizer = tokenizer
+        self._score = score
+        self._pad_id = pad_id
         self._waiting: list[_Waiting] = []
         self._gathering: Gathering[_Waiting] | None = None
 
@@ -110,7 +114,8 @@ class RewardModel:
         if self._gathering is not None:
             self._gathering.wait()
             return
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         self._score_all(shares, waiting)
 
     def _score_all(self, shares: Shares, waiting: Sequence[_Waiting]) -> None:

@@ -42,7 +42,8 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
     """
 
     def read(rollout: Rollout) -> Response:
-        tokens, text = rollout.tokens.tolist(), text_of(rollout, tokenizer)
+        tokens = rollout.tokens.tolist()
+        text = text_of(rollout, tokenizer)
         is_thinking = opens_thought(tokenizer.decode(rollout.prompt.tokens[-_THINK_TOKENS:]))
         return _response(rollout.prompt, names, text, tokens, rollout.finish, is_thinking)
 

@@ -57,7 +57,8 @@ class RewardScorer:
         shares: Shares | None = None,
         models: Mapping[str, RewardModel] | None = None,
     ):
-        self.shares, self.models = shares or Alone(), models or {}
+        self.shares = shares or Alone()
+        self.models = models or {}
         self._has_scored = False
         limits = Limits(timeout, num_workers, memory, retries, token)
         kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
@@ -153,7 +154,8 @@ class Scoring(Generic[Ended]):
         read: Callable[[Ended], Response],
         kept: KeptScores | None,
     ):
-        self._scorer, self._read = scorer, read
+        self._scorer = scorer
+        self._read = read
         self._own = own_rows(prompts, scorer.shares)
         self._parts = [
             FunctionScoring(one, prompts, self._own, self._do, kept) for one in scorer.functions

@@ -25,7 +25,8 @@ class Shares(Protocol):
 class Alone:
     """A single process, which scores everything."""
 
-    index, count = 0, 1
+    index = 0
+    count = 1
 
     def gather(self, name: str, value: T) -> list[T]:
         del name

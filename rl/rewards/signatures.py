@@ -35,7 +35,9 @@ class Recognised:
     """
 
     def __init__(self, function: Function, spec: str):
-        self._function, self._spec, self.loop = function, spec, asyncio.Runner()
+        self._function = function
+        self._spec = spec
+        self.loop = asyncio.Runner()
         try:
             self._signature = inspect.signature(function)
         except ValueError:  # compiled code that does not say

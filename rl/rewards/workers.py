@@ -85,10 +85,12 @@ class _Worker:
     """
 
     def __init__(self, spec: str, memory: float):
-        self._spec, self._memory = spec, memory
+        self._spec = spec
+        self._memory = memory
         self._process: subprocess.Popen | None = None
         self._calls: Calls | None = None
-        self._is_closed, self._lock = False, threading.Lock()
+        self._is_closed = False
+        self._lock = threading.Lock()
         self._numbers = itertools.count(IMPORT + 1)  # numbers of calls
 
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
@@ -170,7 +172,8 @@ class _Worker:
         """Waits `patience` seconds for the process to end, then kills it and its children. Returns
         its exit code if it ended by itself, else None."""
         with self._lock:
-            process, calls = self._process, self._calls
+            process = self._process
+            calls = self._calls
             self._process = self._calls = None
         if process is None or calls is None:
             return None

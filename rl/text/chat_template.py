@@ -12,7 +12,8 @@ from pat_jax.rl.text.text_worker import Limits, TextWorker, WorkerDied, take
 
 SECONDS, NUM_BYTES = 2.0, 2**30  # limits of rendering a text, which usually takes a thousandth
 # Limit of the processor seconds for all texts together: BUDGET_S + EACH_S · number of texts.
-BUDGET_S, EACH_S = 10.0, 0.05
+BUDGET_S = 10.0
+EACH_S = 0.05
 
 # Arguments of a rendering that are not variables of the template.
 _OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
@@ -37,10 +38,12 @@ class ChatTemplate:
         seconds: float = SECONDS,
         num_bytes: int = NUM_BYTES,
     ):
-        self._template, self._constants = template, dict(constants)
+        self._template = template
+        self._constants = dict(constants)
         self._limits = Limits(seconds, num_bytes)
         self._worker: TextWorker | None = None
-        self._seconds, self._texts = 0.0, 0  # time and number of all texts so far
+        self._seconds = 0.0
+        self._texts = 0  # time and number of all texts so far
 
     def check_variables(self, names: Iterable[str]) -> None:
         """Raises ChatTemplateError for a name that does not occur in the template."""
@@ -76,7 +79,8 @@ class ChatTemplate:
         except WorkerDied as death:
             self._seconds += self._limits.seconds
             raise self._died(death) from None
-        self._seconds, self._texts = self._seconds + seconds, self._texts + 1
+        self._seconds = self._seconds + seconds
+        self._texts = self._texts + 1
         if text is None:
             reason = (error.strip().splitlines() or ["no reason"])[0][:200]
             raise ChatTemplateError(

@@ -23,7 +23,8 @@ MAX_GROWTH = 64  # most tokens per character; a character has at most four bytes
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which ends this process
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # so that text printed by an import is not taken for an answer
     # Silences the warning that PyTorch is missing: it is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -112,7 +112,8 @@ def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    opened, closing = [], {}
+    opened = []
+    closing = {}
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
             opened.append(brace.start())

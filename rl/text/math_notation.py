@@ -192,7 +192,8 @@ def _fraction(number: re.Match[str]) -> str:
 
 def _braced_roots(text: str) -> str:
     r"""Returns the text with `\sqrt{x}` for `\sqrt(x)`; unclosed parentheses do not change."""
-    closing, opened = {}, []
+    closing = {}
+    opened = []
     for at, sign in enumerate(text):
         if sign == "(":
             opened.append(at)
@@ -201,7 +202,8 @@ def _braced_roots(text: str) -> str:
     signs = list(text)
     for root in _ROOT.finditer(text):
         if (first := root.end() - 1) in closing:
-            signs[first], signs[closing[first]] = "{", "}"
+            signs[first] = "{"
+            signs[closing[first]] = "}"
     return "".join(signs)
 
 
@@ -227,7 +229,8 @@ def _real_set(text: str) -> str:
     text = _WITHOUT.sub(r"\1\\setminus\\{\2\\}", text)
     if not (unequal := _UNEQUAL.fullmatch(text)):
         return text
-    name, values = unequal["name"], []
+    name = unequal["name"]
+    values = []
     for value in _AND.split(unequal["values"]):
         value = re.sub(rf"^{name} ?\\neq? ?", "", value)
         values += [value[3:], f"-{value[3:]}"] if value.startswith(r"\pm") else [value]

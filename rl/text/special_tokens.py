@@ -11,7 +11,8 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 
-GENERATION_CONFIG, MODEL_CONFIG = "generation_config.json", "config.json"
+GENERATION_CONFIG = "generation_config.json"
+MODEL_CONFIG = "config.json"
 _FIELD = "eos_token_id"
 _SECTIONS = ("text_config", "decoder", "generator")  # fields with the text model's own config
 

@@ -42,7 +42,8 @@ class TextWorker:
 
     def __init__(self) -> None:
         # -P: the files beside the script are no modules.
-        command, pipe = [sys.executable, "-P", str(_WORKER)], subprocess.PIPE
+        command = [sys.executable, "-P", str(_WORKER)]
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command,
             stdin=pipe,

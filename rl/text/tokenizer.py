@@ -33,7 +33,8 @@ NO_TEMPLATE = (
     "checkpoint with a template."
 )
 # The tokenizer of a model without one: tokens are the text's bytes in UTF-8; the end token is 256.
-BYTE_TOKENIZER, NUM_BYTE_TOKENS = Path(__file__).parent / "byte_tokenizer", 257
+BYTE_TOKENIZER = Path(__file__).parent / "byte_tokenizer"
+NUM_BYTE_TOKENS = 257
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -101,10 +102,12 @@ class HuggingFaceTokenizer:
         Args:
           skip_special_tokens: whether `decode` drops special tokens.
         """
-        self.chat, self._skips_special = chat or Chat(), skip_special_tokens
+        self.chat = chat or Chat()
+        self._skips_special = skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
-        self.eos_ids, self.note = self._find_eos_ids(), ""  # for the user, on how responses end
+        self.eos_ids = self._find_eos_ids()
+        self.note = ""  # for the user, on how responses end
         pad_id = self._tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad_id is None else pad_id
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1

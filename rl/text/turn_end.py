@@ -16,7 +16,8 @@ def stop_at_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
     """Adds the token with which the chat template ends an answer to `tokenizer.eos_ids`. Then
     `tokenizer.note` tells the user so, or that the template ends answers with usual tokens."""
     behind = _behind_answer(tokenizer) if tokenizer.has_chat_template else ""
-    special, own = tokenizer.special, " or ".join(tokenizer.eos_texts)
+    special = tokenizer.special
+    own = " or ".join(tokenizer.eos_texts)
     tokens = [x for x in tokenizer.encode(behind) if x not in special.beginning]
     ends = {x for x, text in special.texts.items() if text.strip()} | {*tokenizer.eos_ids}
     marks = [token for token in tokens if token in ends]

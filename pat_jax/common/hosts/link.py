@@ -35,12 +35,14 @@ class Peer:
     """The other end of one connection."""
 
     def __init__(self, connection: Connection, key: bytes, index: int, host: str):
-        self.index, self.host = index, host
+        self.index = index
+        self.host = host
         self._key = key
         self.values: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_left = False
         self.at = At()  # where its main thread was at the last heartbeat
-        self._connection, self._sends = connection, threading.Lock()
+        self._connection = connection
+        self._sends = threading.Lock()
         self._heard = time.monotonic()
 
     @classmethod
@@ -93,7 +95,9 @@ class Link:
         beat: Callable[[], At],
     ):
         self.peers = peers
-        self._heard, self._lost, self._beat = heard, lost, beat
+        self._heard = heard
+        self._lost = lost
+        self._beat = beat
         self._is_over = False
         self._posted: queue.SimpleQueue[Message] = queue.SimpleQueue()
         for peer in peers:

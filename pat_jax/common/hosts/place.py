@@ -100,7 +100,8 @@ def _of_torchrun(variables: Mapping[str, str]) -> Place:
     host = variables["MASTER_ADDR"].strip()
     if not is_address(address := f"{host}:{port}"):
         raise _wrong("MASTER_ADDR", variables["MASTER_ADDR"], "the name or address of a host")
-    local, here = None, _number(variables, "LOCAL_WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1)
+    local = None
+    here = _number(variables, "LOCAL_WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1)
     if here > 1 and "LOCAL_RANK" in variables:
         local = _number(variables, "LOCAL_RANK", 0, here - 1)
     return Place(address, index, size, local)

@@ -139,7 +139,8 @@ def visitors(
     """Yields the result of `greet` for each visitor, until `time.monotonic()` reaches `until`.
     `greet` gets a connection and a deadline; a visitor for which it raises `BROKEN` is dropped."""
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
-    room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
+    room = threading.BoundedSemaphore(_MOST_VISITORS)
+    is_over = threading.Event()
     # A thread that waits in accept() keeps the port open, even if another thread has closed it.
     listener.settimeout(_LOOK_S)
 

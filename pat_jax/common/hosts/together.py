@@ -35,7 +35,8 @@ class ProcessGroup:
     """The processes of this run, as seen by one of them."""
 
     def __init__(self, index: int = 0, count: int = 1, patience_s: float = math.inf):
-        self.index, self.count = index, count
+        self.index = index
+        self.count = count
         self._patience_s = patience_s  # how long to wait for a process that makes no progress
         self.stop_number: int | None = None  # number of the signal to stop that a process has got
         self.may_stop: Callable[[], bool] = lambda: False
@@ -44,7 +45,8 @@ class ProcessGroup:
         self._link: Link | None = None
         self._ends = threading.Lock()  # held by the one thread that ends this process
         self._scratch: Any = None
-        self._at, self._thread = At(), threading.get_ident()
+        self._at = At()
+        self._thread = threading.get_ident()
         self._stall = Stall(patience_s)
 
     def __str__(self) -> str:
@@ -56,7 +58,8 @@ class ProcessGroup:
     def reach_point(self, name: str) -> None:
         """Notes that this process makes progress. The next heartbeat tells the others, so that they
         do not give up waiting for it."""
-        self._at, self._thread = self._at.next(name), threading.get_ident()
+        self._at = self._at.next(name)
+        self._thread = threading.get_ident()
 
     @property
     def is_first(self) -> bool:
@@ -164,7 +167,8 @@ class ProcessGroup:
     def _made(self, make: Callable[[], Any], *, can_stop: bool) -> tuple[str, Any]:
         if can_stop and self.stop_number is not None and self.may_stop():
             # Only once, as saving after the stop agrees on things as well.
-            number, self.stop_number = self.stop_number, None
+            number = self.stop_number
+            self.stop_number = None
             return "stop", number
         try:
             return "made", make()

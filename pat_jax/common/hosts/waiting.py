@@ -73,7 +73,10 @@ class Wait:
     def __init__(
         self, me: str, other: str, index: int, name: str, patience_s: float, trouble: str = ""
     ):
-        self._me, self._other, self._index, self._name = me, other, index, name
+        self._me = me
+        self._other = other
+        self._index = index
+        self._name = name
         self._patience_s = min(patience_s, TROUBLE_S) if trouble else patience_s
         self._trouble = trouble
         self._progress: tuple[int, int | None] | None = None
@@ -90,7 +93,8 @@ class Wait:
         # If the other waits for a third process, it watches that one itself.
         waits_for_a_third = at.waits_for not in (None, self._index)
         if waits_for_a_third or at.progress != self._progress:
-            self._progress, self._since = at.progress, now
+            self._progress = at.progress
+            self._since = now
         return now - self._since > self._patience_s
 
     def line(self, at: At) -> str:
@@ -123,16 +127,19 @@ class Stall:
         """Returns the error message if no process has made progress for too long, else "". `ats`
         tells how far each process has come, by its name. A process that waits for another is
         watched by `Wait`."""
-        now, progress = time.monotonic(), [at.progress for at in ats.values()]
+        now = time.monotonic()
+        progress = [at.progress for at in ats.values()]
         waits = any(at.waits_for is not None for at in ats.values())
         if waits or progress != self._progress:
-            self._progress, self._since = progress, now
+            self._progress = progress
+            self._since = now
         if now - self._since <= self._patience_s:
             return ""
         named = [who for who, at in ats.items() if not at.is_on_devices]
         rest = ", while the others wait for their devices"
         if len(named) in (0, len(ats)):
-            named, rest = list(ats), ""
+            named = list(ats)
+            rest = ""
         if len(named) == 1:
             return self._sentence(f"{named[0]} has", f", {ats[named[0]]}{rest}")
         shown = "; ".join(f"{who}: {ats[who]}" for who in named[:_SHOWN])

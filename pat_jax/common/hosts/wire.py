@@ -35,7 +35,9 @@ def of_bytes(content: bytes) -> Any:
 
 
 def _written(value: Any) -> Any:
-    kind, tag, parts = type(value), type(value).__name__, value
+    kind = type(value)
+    tag = type(value).__name__
+    parts = value
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
@@ -45,12 +47,15 @@ def _written(value: Any) -> Any:
     if isinstance(value, Path | UserError):
         return {"Path" if isinstance(value, Path) else "UserError": str(value)}
     if isinstance(value, dict):
-        tag, parts = "dict", value.items()
+        tag = "dict"
+        parts = value.items()
     elif kind.__module__.startswith(_PACKAGE):
-        tag, parts = f"{kind.__module__}:{kind.__qualname__}", _parts(value)
+        tag = f"{kind.__module__}:{kind.__qualname__}"
+        parts = _parts(value)
     elif hasattr(value, "dtype") and value.dtype != object:
         array = np.asarray(value)
-        tag, parts = "array", (array.dtype.name, list(array.shape), array.tobytes())
+        tag = "array"
+        parts = (array.dtype.name, list(array.shape), array.tobytes())
     elif kind not in (tuple, set, frozenset):
         raise TypeError(f"a {kind} cannot be told to other processes")
     return {tag: [_written(one) for one in parts]}
@@ -77,7 +82,8 @@ def _made(name: str, parts: Sequence[Any]) -> Any:
         return kind[parts[0]]
     if issubclass(kind, tuple):
         return tuple.__new__(kind, parts)
-    names, made = [one.name for one in fields(kind)], object.__new__(kind)
+    names = [one.name for one in fields(kind)]
+    made = object.__new__(kind)
     for field, part in zip(names, parts, strict=True):
         object.__setattr__(made, field, part)  # also of what is frozen
     return made

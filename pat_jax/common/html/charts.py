@@ -63,7 +63,8 @@ class Axis:
 
     def _round_numbers(self) -> list[float]:
         if self.is_log:
-            first, last = ceil(log10(self.low) - 1e-9), floor(log10(self.high) + 1e-9)
+            first = ceil(log10(self.low) - 1e-9)
+            last = floor(log10(self.high) + 1e-9)
             every = max(1, (last - first) // 3)
             decades = [10.0**k for k in range(first, last + 1, every)]
             return decades if len(decades) > 1 else [self.low, self.high]
@@ -71,7 +72,8 @@ class Axis:
         unit = 10 ** floor(log10(raw))
         step = next(n * unit for n in (1, 2, 2.5, 5, 10) if n * unit >= raw)
         step = max(1.0, round(step)) if self.is_whole else step
-        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        first = ceil(self.low / step - 1e-9)
+        last = floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
 

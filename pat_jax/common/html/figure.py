@@ -46,7 +46,8 @@ class Box:
     @property
     def keys(self) -> list[tuple[str, str, float, float]]:
         """The entries of the legend: name, colour, and x and y within the box."""
-        names, below = self.plot.colours, self.area_y + self.height + BELOW + LINE
+        names = self.plot.colours
+        below = self.area_y + self.height + BELOW + LINE
         across = KEY + LETTER * max(map(len, names), default=0)
         columns = max(1, int((self.width - LEFT) / across))
         return [
@@ -86,7 +87,8 @@ class Figure:
             yield from wrap(line, int(self.columns * self.width / LETTER))
 
     def svg(self) -> str:
-        boxes, lines = self.boxes, [*self.lines()]
+        boxes = self.boxes
+        lines = [*self.lines()]
         bottom = max((box.bottom for box in boxes), default=EDGE)
         return rendered(
             TEMPLATE,

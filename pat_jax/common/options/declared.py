@@ -20,7 +20,9 @@ from pat_jax.common.rules import OptionError, Rule
 
 # Metadata of a section's one field that can be set by the section's bare name (`--data`).
 SHORT_FORM = {"is_short_form": True}
-_STANDS_FOR, _IS_AUTO, _RULE = "stands_for", "is_auto", "rule"
+_STANDS_FOR = "stands_for"
+_IS_AUTO = "is_auto"
+_RULE = "rule"
 AUTO = "auto"
 NONE_OF_MANY = "[]"  # an empty list, for an option that takes several values
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
@@ -55,7 +57,8 @@ class Options:
     def __post_init__(self):
         """Raises OptionError if a value breaks the rule of its field."""
         for each in filter(lambda field: _RULE in field.metadata, fields(self)):
-            value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
+            value = getattr(self, each.name)
+            is_valid, expected = each.metadata[_RULE]
             self.need(each.name, value is None or is_valid(value), expected)
 
     def need(self, name: str, is_valid: bool, expected: str) -> None:
@@ -161,9 +164,11 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
     hints, texts = get_type_hints(type(config)), _field_texts(type(config))
     values = {field: getattr(config, field.name) for field in ordered_fields(config)}
     for field, value in values.items():
-        name, is_short = field.name, "is_short_form" in field.metadata
+        name = field.name
+        is_short = "is_short_form" in field.metadata
         if not is_dataclass(value):
-            kind, short = _without_none(hints[name]), prefix.rstrip(".") if is_short else ""
+            kind = _without_none(hints[name])
+            short = prefix.rstrip(".") if is_short else ""
             others = field.metadata.get(_STANDS_FOR)
             is_auto = _IS_AUTO in field.metadata
             yield Option(prefix + name, kind, value, texts[name], short, others, is_auto)
@@ -185,7 +190,8 @@ def build(
     mistake."""
     values = {}
     for field in fields(config):
-        name, value = prefix + field.name, getattr(config, field.name)
+        name = prefix + field.name
+        value = getattr(config, field.name)
         if is_dataclass(value):
             values[field.name] = build(value, texts, options, f"{name}.")
         elif name in texts:

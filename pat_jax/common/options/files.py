@@ -25,7 +25,8 @@ def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> 
     same source sets directly wins."""
     found: dict[str, Setting] = {}
     for name, setting in settings.items():
-        option, value = options[name], " ".join(setting.texts)
+        option = options[name]
+        value = " ".join(setting.texts)
         for part, text in (option.stands_for or {}).get(value, {}).items():
             where = f" by {name} {value}{setting.where}"
             found[f"{option.section}.{part}"] = Setting([str(text)], where)

@@ -22,7 +22,9 @@ class DevicePool:
     """The pools of all replicas of a layout. Methods dispatch programs; `settle` waits for them."""
 
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
-        self.specs, self.programs, self.layout = specs, programs, layout
+        self.specs = specs
+        self.programs = programs
+        self.layout = layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
 
     def copy(self, copies: Copies) -> None:
@@ -39,7 +41,8 @@ class DevicePool:
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> MovedBytes:
         """Moves pages to the replicas of another layout; pages not in `shipments` are lost."""
-        source, self.layout = self.layout, target
+        source = self.layout
+        self.layout = target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
         self.pages, sent = migration.run(self.pages, shipments)

@@ -39,7 +39,8 @@ def find(
     columns = text.shape[1]
     before = jnp.pad(text, ((0, 0), (CONTEXT, 0)), constant_values=NO_TOKEN)
     recent = _windows(before, newest + 1, CONTEXT)
-    run, goes_on = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
+    run = jnp.zeros(text.shape, jnp.int32)
+    goes_on = jnp.ones(text.shape, bool)
     for back in range(CONTEXT):
         there = jax.lax.slice_in_dim(before, CONTEXT - back, CONTEXT - back + columns, axis=1)
         token = recent[:, CONTEXT - 1 - back, None]
@@ -52,7 +53,8 @@ def find(
     def longest(is_wanted: Array) -> Draft:
         # The longest match counts, of equally long ones the last.
         best = jnp.max(jnp.where(is_wanted, run * columns + place, 0), axis=1)
-        matched, at = best // columns, best % columns
+        matched = best // columns
+        at = best % columns
         column = at[:, None] + ahead
         tokens = jnp.take_along_axis(text, jnp.minimum(column, columns - 1), axis=1)
         is_token = (tokens >= 0) & (column < columns)

@@ -30,7 +30,8 @@ def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
 
 def met_by(draft: Draft, left: Runs) -> Runs:
     """Returns each row's run in this step: the continued run of the step before, or a new one."""
-    is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
+    is_old = goes_on(left, draft)
+    longest = draft.tokens.shape[1]
     place = jnp.minimum(left.place, MAX_RUN - longest)
     kind = jnp.where(is_old, left.kind, kind_of(draft))
     return Runs(kind, jnp.where(is_old, place, 0), draft.matched)
@@ -129,7 +130,8 @@ class Counts(NamedTuple):
           drawn: the token that each row sampled first. It shows whether the branch's first token
             would have been accepted, even if it was not verified.
         """
-        has_draft, own = running & (draft.matched > 0), kind_of(branch)
+        has_draft = running & (draft.matched > 0)
+        own = kind_of(branch)
         has_branch = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
         turn = jnp.arange(branch.tokens.shape[1])[None]
         is_first = (branch.tokens[:, 0] == drawn)[:, None] & (turn == 0)
@@ -217,7 +219,8 @@ def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
     only together with the tokens before it."""
     place = jnp.arange(value.shape[-1])
     is_before = jnp.broadcast_to(place[None] < place[:, None], (*value.shape, len(place)))
-    mine, other = value[..., :, None], value[..., None, :]
+    mine = value[..., :, None]
+    other = value[..., None, :]
     is_ahead = (other > mine) | ((other == mine) & is_before)
     return jnp.sum(is_ahead, axis=-1, dtype=jnp.int32)
 
@@ -240,7 +243,8 @@ def line_of(
     """
     count = jnp.where(running, 1 + lengths + (0 if branches is None else branches), 0)
     stop = jnp.cumsum(count)
-    first, at = stop - count, jnp.arange(room)
+    first = stop - count
+    at = jnp.arange(room)
     is_taken = at < stop[-1]
     row = jnp.minimum(jnp.sum(at[:, None] >= stop[None], axis=1), len(count) - 1)
     turn = jnp.where(is_taken, at - first[row], 0)

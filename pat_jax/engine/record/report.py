@@ -98,7 +98,8 @@ class RolloutReport:
           carry: whether the KV cache migrated, was recomputed, or both ("mixed").
           fullest: running sequences of the fullest replica, before and after the move.
         """
-        load, is_switch = relocation.load, relocation.source != relocation.target
+        load = relocation.load
+        is_switch = relocation.source != relocation.target
         moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
         move = Move(
             step=self.decode_steps,
@@ -196,7 +197,8 @@ class RolloutReport:
         """Adds the totals after the last sequence has ended."""
         self.preempted = scheduler.num_preempted
         self.kv_waste = _ratio(scheduler.kv_unused, scheduler.kv_slots)
-        self.total_s, self.seconds = clock.elapsed, clock.seconds
+        self.total_s = clock.elapsed
+        self.seconds = clock.seconds
         self.done_after = np.sort(scheduler.table.done_after).tolist()
 
     def spent(self, *stages: str) -> float:
@@ -205,7 +207,8 @@ class RolloutReport:
 
     @property
     def trace(self) -> RolloutTrace:
-        bursts, sums = self.bursts, self.drafts
+        bursts = self.bursts
+        sums = self.drafts
         drafts = DraftTrace(
             tokens_per_step=tuple(burst.tokens_per_step for burst in bursts),
             drafted=tuple(burst.drafted for burst in bursts),

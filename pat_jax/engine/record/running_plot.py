@@ -47,11 +47,13 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
 def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
     """Yields a chart of the tokens of a sequence per decode step, over at least `until_s` seconds.
     Above one token it shows accepted draft tokens by source. Yields nothing if there were none."""
-    drafts, edges = trace.drafts, [*trace.times_s, trace.total_s]
+    drafts = trace.drafts
+    edges = [*trace.times_s, trace.total_s]
     if max(drafts.tokens_per_step, default=1.0) <= 1.0:
         return
     per_step = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
-    low, lines = np.ones(len(per_step)), list[Line]()
+    low = np.ones(len(per_step))
+    lines = list[Line]()
     for name, counts in accepted_by_source(drafts).items():
         part = np.array(counts) / np.maximum(drafts.accepted, 1) * (np.array(per_step[:-1]) - 1)
         high = low + np.append(part, part[-1])

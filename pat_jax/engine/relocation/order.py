@@ -49,7 +49,8 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
         is not used.
       holds: for each sequence, int[pages], the indices in `moves` of its pages, which it may share.
     """
-    going, num_late = sorted(holds, key=len), 1
+    going = sorted(holds, key=len)
+    num_late = 1
     while True:
         goes = np.unique(np.concatenate([np.zeros(0, int), *going]))
         found = _tried(moves.part(goes), old, new)
@@ -69,7 +70,8 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
     leaving = _Leaving(moves, old, new)
     plan = leaving.rounds()
     slots = list(leaving.slots(plan))
-    room, new_page = _Room(moves, old, new), np.full(len(moves.old_page), NULL_PAGE)
+    room = _Room(moves, old, new)
+    new_page = np.full(len(moves.old_page), NULL_PAGE)
     waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
     puts = []
     for number, mine in enumerate(slots):
@@ -136,7 +138,9 @@ class _Room:
     """The free pages of the new replicas, whose memory holds no old page that has yet to leave."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
-        self.moves, self.old, self.new = moves, old, new
+        self.moves = moves
+        self.old = old
+        self.new = new
         self.fewer = min(old.replicas, new.replicas)
         self.due = np.zeros(old, np.int64)  # for each old page, the number of moves not yet packed
         np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
@@ -168,8 +172,10 @@ class _Room:
 
     def _beside(self, replica: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Replicas and pages of the new layout that share memory with old pages, on any device."""
-        old, new = self.old.pages, self.new.pages
-        first, last = page * new // old, ((page + 1) * new - 1) // old
+        old = self.old.pages
+        new = self.new.pages
+        first = page * new // old
+        last = ((page + 1) * new - 1) // old
         pages = first[:, None] + np.arange(-(-new // old) + 1)
         replicas = (replica % self.fewer)[:, None] + np.arange(0, self.new.replicas, self.fewer)
         shape = len(replica), replicas.shape[1], pages.shape[1]

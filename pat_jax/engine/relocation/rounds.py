@@ -42,12 +42,14 @@ def rounds(pages: np.ndarray) -> list[Round]:
 
 def _rounds(pages: np.ndarray, least: int) -> list[Round]:
     """A replica with at least `least` pages left sends them in large rounds of its own."""
-    left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
+    left = pages.astype(int)
+    spare = int(MOST_EMPTY * pages.sum())
     together, alone = [], []
     for size in SIZES:
         while left.any() and (empty := int(np.maximum(size - left, 0).sum())) <= spare:
             together.append(Round(ALL, size))
-            left, spare = np.maximum(left - size, 0), spare - empty
+            left = np.maximum(left - size, 0)
+            spare = spare - empty
         turns = []
         for replica in np.argsort(-(left % size), kind="stable").tolist():
             turn = 0
@@ -56,7 +58,8 @@ def _rounds(pages: np.ndarray, least: int) -> list[Round]:
                 if empty > spare:
                     break
                 turns.append((turn, Round(replica, size)))
-                left[replica], spare = max(left[replica] - size, 0), spare - empty
+                left[replica] = max(left[replica] - size, 0)
+                spare = spare - empty
                 turn += 1
         alone += [step for _, step in sorted(turns, key=lambda one: one[0])]
     return together + alone

@@ -44,7 +44,8 @@ class BlockTables:
         Args:
           num_pages: pages of each replica's pool; enough for the longest sequence alone.
         """
-        self.table, self.page_size = table, page_size
+        self.table = table
+        self.page_size = page_size
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
         # Pages of each sequence in order of position, NULL_PAGE after the last, and their number.
@@ -107,7 +108,8 @@ class BlockTables:
           known: int[sequences, tokens], the tokens of each sequence.
           sizes: see `prefill_calls`.
         """
-        size, dp = self.page_size, len(self.pools)
+        size = self.page_size
+        dp = len(self.pools)
         for call in prefill_calls(spans, num_replicas=dp, sizes=sizes, page_size=size):
             length = buckets.length_for(call.context)
             sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
@@ -127,7 +129,8 @@ class BlockTables:
 
     def extend(self, steps: int) -> None:
         """Gives every running sequence pages for `steps` more tokens; enough pages must be free."""
-        running, more = self.table.running, self._missing(steps)
+        running = self.table.running
+        more = self._missing(steps)
         replica = self.replica[running]
         for g in np.unique(replica[more > 0]).tolist():
             mine = running[replica == g]
@@ -147,9 +150,12 @@ class BlockTables:
         Returns:
           int[replicas], the number of pages taken in each replica.
         """
-        row_to_sequence, counts = self.table.row_to_sequence, (drawn != NULL_PAGE).sum(axis=1)
-        row, turn = np.repeat(np.arange(len(counts)), counts), turns(counts)
-        sequence, pages = row_to_sequence[row], drawn[row, turn]
+        row_to_sequence = self.table.row_to_sequence
+        counts = (drawn != NULL_PAGE).sum(axis=1)
+        row = np.repeat(np.arange(len(counts)), counts)
+        turn = turns(counts)
+        sequence = row_to_sequence[row]
+        pages = drawn[row, turn]
         is_kept = sequence != NO_SEQUENCE
         self._append(sequence[is_kept], turn[is_kept], pages[is_kept])
         at = np.flatnonzero(row_to_sequence != NO_SEQUENCE)
@@ -167,13 +173,15 @@ class BlockTables:
         """Sets all pages of a sequence, which are in the pool of `replica`."""
         self.pages[sequence, len(pages) : self.count[sequence]] = NULL_PAGE
         self.pages[sequence, : len(pages)] = pages
-        self.count[sequence], self.replica[sequence] = len(pages), replica
+        self.count[sequence] = len(pages)
+        self.replica[sequence] = replica
 
     def forget(self, sequences: np.ndarray) -> None:
         """Empties the tables of sequences without releasing pages, because the pages were released
         before or their pool is gone."""
         most = int(self.count[sequences].max(initial=0))
-        self.pages[sequences, :most], self.count[sequences] = NULL_PAGE, 0
+        self.pages[sequences, :most] = NULL_PAGE
+        self.count[sequences] = 0
 
     def release(self, sequences: np.ndarray) -> None:
         """Releases the pages of sequences; pages that other sequences hold too stay held."""
@@ -193,7 +201,8 @@ class BlockTables:
         Returns:
           The moves of pages; None, without any change, if too few pages are free.
         """
-        old, length = int(self.replica[sequence]), int(self.table.length[sequence])
+        old = int(self.replica[sequence])
+        length = int(self.table.length[sequence])
         filled = self.of(sequence)[: num_pages_for(length - 1, self.page_size)].copy()
         adopted = self.pools[replica].adopt(filled, origin[old], moved[old, replica])
         if adopted is None:
@@ -226,7 +235,8 @@ class BlockTables:
         for replica, pool in enumerate(self.pools):
             mine = moves.new_replica == replica
             pool.renumber(moves.new_page[mine], new_page[mine])
-        held, most = np.flatnonzero(self.count), int(self.count.max(initial=0))
+        held = np.flatnonzero(self.count)
+        most = int(self.count.max(initial=0))
         self.pages[held, :most] = number[self.replica[held][:, None], self.pages[held, :most]]
 
     def check_integrity(self) -> None:
@@ -244,7 +254,8 @@ class BlockTables:
             holders = np.bincount(held[held != NULL_PAGE], minlength=pool.num_pages)
             pool.check_integrity(holders)
         for i in self.table.running.tolist():
-            pages, pool = self.of(i).tolist(), self.pools[self.replica[i]]
+            pages = self.of(i).tolist()
+            pool = self.pools[self.replica[i]]
             for before, page in zip([NULL_PAGE, *pages], pages, strict=False):
                 assert pool.prefixes.follows(page, before), (
                     "a page is found behind another than it lies behind"

@@ -25,7 +25,9 @@ class EarlierResponses:
     """
 
     def __init__(self, most: int, of_prompt: int, beside: int = 0):
-        self.most, self.of_prompt, self.beside = most, of_prompt, beside
+        self.most = most
+        self.of_prompt = of_prompt
+        self.beside = beside
         self.num_tokens = 0
         self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # newest put is last
 

@@ -44,10 +44,12 @@ class PageAllocator:
         """Makes a pool of `num_pages` pages of `page_size` tokens, NULL_PAGE included."""
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
-        self.num_pages, self.page_size = num_pages, page_size
+        self.num_pages = num_pages
+        self.page_size = page_size
         self._holders = np.zeros(num_pages, np.int32)
         # Pages without useful content: a stack of released ones, and all from `_untouched` on.
-        self._blank, self._num_blank = np.zeros(0, np.int32), 0
+        self._blank = np.zeros(0, np.int32)
+        self._num_blank = 0
         self._untouched = NULL_PAGE + 1
         self._idle: OrderedDict[int, None] = OrderedDict()  # findable pages that no sequence holds
         self.prefixes = Prefixes(num_pages, page_size)
@@ -90,7 +92,8 @@ class PageAllocator:
         cached = len(tokens) - 1
         data = np.ascontiguousarray(tokens[:cached], np.int32).tobytes()
         found = self.prefixes.find(data)
-        num_shared, source = len(found), None
+        num_shared = len(found)
+        source = None
         if (
             found
             and num_pages_for(cached, self.page_size) == num_shared
@@ -157,7 +160,8 @@ class PageAllocator:
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> list[int]:
         """This pool's pages with the content of the first `pages`, up to one without a match."""
-        found, before = [], NULL_PAGE
+        found = []
+        before = NULL_PAGE
         for page in pages:
             before = int(moved[page]) or self.prefixes.alike(int(page), origin.prefixes, before)
             if before == NULL_PAGE:
@@ -171,7 +175,8 @@ class PageAllocator:
         number[pages] = numbers
         holders = np.zeros_like(self._holders)
         holders[numbers] = self._holders[pages]
-        self._holders, self._untouched = holders, self.num_pages
+        self._holders = holders
+        self._untouched = self.num_pages
         self._blank = np.flatnonzero(holders == 0)[:0:-1].astype(np.int32)  # all but NULL_PAGE
         self._num_blank = len(self._blank)
         self.prefixes = self.prefixes.renumbered(number)
@@ -181,7 +186,8 @@ class PageAllocator:
         pages = np.concatenate([NO_PAGES, *(pages[::-1] for pages in sequences)])
         is_shared = self._holders[pages] > 1
         # With exactly these types NumPy is thirty times as fast as with others.
-        at, one = pages.astype(np.intp), np.int32(1)
+        at = pages.astype(np.intp)
+        one = np.int32(1)
         np.subtract.at(self._holders, at, one)
         unheld = pages[self._holders[pages] < 0]
         if len(unheld):
@@ -262,7 +268,8 @@ class PageAllocator:
           holders: int[pages], how many sequences hold each page.
         """
         assert np.array_equal(self._holders, holders), "a page has other holders"
-        idle, blank = np.array(list(self._idle), np.int64), self.blank
+        idle = np.array(list(self._idle), np.int64)
+        blank = self.blank
         pages = np.concatenate([np.flatnonzero(holders), idle, blank])
         assert np.array_equal(np.sort(pages), np.arange(NULL_PAGE + 1, self.num_pages)), (
             "every page is held, idle or blank, and only one of them"

@@ -16,7 +16,8 @@ class Prefixes:
     """An index of one pool's pages by their tokens and the page before them, for prefix caching."""
 
     def __init__(self, num_pages: int, page_size: int):
-        self.page_size, self._bytes = page_size, 4 * page_size  # bytes of a full page's tokens
+        self.page_size = page_size
+        self._bytes = 4 * page_size  # bytes of a full page's tokens
         self._page: dict[Prefix, int] = {}
         self._prefix: dict[int, Prefix] = {}
         self.has = np.zeros(num_pages, bool)  # whether each page is in the index
@@ -25,7 +26,9 @@ class Prefixes:
         """Enters a page under its content, and removes the entry of its previous content."""
         if page in self._prefix:
             del self._page[self._prefix[page]]
-        self._page[prefix], self._prefix[page], self.has[page] = page, prefix, True
+        self._page[prefix] = page
+        self._prefix[page] = prefix
+        self.has[page] = True
 
     def forget(self, page: int) -> None:
         del self._page[self._prefix.pop(page)]
@@ -34,7 +37,8 @@ class Prefixes:
     def find(self, data: bytes) -> list[int]:
         """Returns the pages of the longest prefix of `data`, tokens as int32 bytes, that is in the
         pool."""
-        found, before = [], NULL_PAGE
+        found = []
+        before = NULL_PAGE
         for at in range(0, len(data), self._bytes):
             page = self._page.get((before, data[at : at + self._bytes]))
             if page is None:

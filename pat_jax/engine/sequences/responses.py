@@ -139,7 +139,8 @@ class Responses(Contents):
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
         """Returns which tokens occur in each row, as bits (`Seen`), for rows with a penalty."""
-        table, words = self.table, np.zeros(shape, np.uint32)
+        table = self.table
+        words = np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:
                 for part, tokens in enumerate((self.known(i), self.response(i))):
@@ -157,7 +158,8 @@ class Responses(Contents):
         for of_sequence, of_row in zip(self.runs, output.runs, strict=True):
             of_sequence[table.running] = np.asarray(of_row)[rows]
         for i, row, start, count in zip(table.running, rows, length, counts, strict=True):
-            at, sampling = slice(start, start + count), self.requests[i].sampling
+            at = slice(start, start + count)
+            sampling = self.requests[i].sampling
             self.tokens[i, at] = output.tokens[row, :count]
             self.logprobs[i, at] = output.logprobs[row, :count]
             if not sampling.is_plain:
@@ -189,15 +191,19 @@ class Responses(Contents):
 
     def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
         """Returns the completion of sequence i."""
-        table, request = self.table, self.requests[i]
+        table = self.table
+        request = self.requests[i]
         at = slice(table.prompt_length[i], table.length[i])
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
         endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
-        top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
+        top = [np.concatenate(part) for part in zip(*self.top[i], strict=True)]
+        error = ""
         unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
         if self.has_failed(i):
             # The last token was sampled from NaN logits: it is not part of the response.
-            tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
+            tokens = tokens[:-1]
+            logprobs = logprobs[:-1]
+            top = [part[:-1] for part in top]
             unfiltered = None if unfiltered is None else unfiltered[:-1]
             error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
         has_ended = len(tokens) > 0 and int(tokens[-1]) in endings

@@ -29,7 +29,9 @@ class Routes:
           of: int[sequences], the index in `prompts` of each sequence's prompt.
           shape: the number of layers with experts, and the number of experts of a token.
         """
-        self._prompts, self._of, self.shape = prompts, of, shape
+        self._prompts = prompts
+        self._of = of
+        self.shape = shape
         self._before = [self._none(len(prompt) - 1) for prompt in prompts]
         self._behind: list[list[TokenRoutes]] = [[] for _ in of]
         self._computed: list[tuple[PrefillCall, jax.Array]] = []

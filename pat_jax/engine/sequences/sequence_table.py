@@ -30,7 +30,8 @@ class SequenceTable:
         num_replicas: int,
         rows_per_replica: int,
     ):
-        self.num_replicas, self.rows_per_replica = num_replicas, rows_per_replica
+        self.num_replicas = num_replicas
+        self.rows_per_replica = rows_per_replica
         self.prompt_length = np.asarray(prompt_length, np.int32)
         self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
         self.length = self.prompt_length.copy()
@@ -134,7 +135,8 @@ class SequenceTable:
           still_running: bool[running], False for sequences that have ended.
           running_steps: int[running], steps in which each was running; None: as many as new tokens.
         """
-        running, running_steps = self.running, emitted if running_steps is None else running_steps
+        running = self.running
+        running_steps = emitted if running_steps is None else running_steps
         self.length[running] += emitted
         self.is_done[running] = ~still_running
         self.done_after[running] = self.num_steps + running_steps
@@ -167,9 +169,11 @@ class SequenceTable:
         A sequence that is recomputed (`is_recomputed`, bool[running]) goes to the replica with
         fewest sequences. The longest are assigned first, so that they go to different replicas.
         """
-        running, before = self.running, self.num_replicas
+        running = self.running
+        before = self.num_replicas
         old = self.replica(running)
-        new, filled = np.empty(len(running), np.int64), np.zeros(num_replicas, np.int64)
+        new = np.empty(len(running), np.int64)
+        filled = np.zeros(num_replicas, np.int64)
         everywhere = np.arange(num_replicas)
         for i in np.lexsort((-self.length[running], is_recomputed)):
             choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_replicas :: before]
@@ -188,7 +192,8 @@ class SequenceTable:
                 f"{index.max() + 1} sequences do not fit a replica of {rows_per_replica} rows."
             )
         self.row[running[order]] = replica[order] * rows_per_replica + index
-        self.num_replicas, self.rows_per_replica = num_replicas, rows_per_replica
+        self.num_replicas = num_replicas
+        self.rows_per_replica = rows_per_replica
         self._changed()
 
     def _changed(self) -> None:
@@ -240,7 +245,9 @@ def evened(
     pages first, each to the emptiest replica with enough free pages. No replica both gives and
     receives sequences: pages that leave make no room for pages that arrive.
     """
-    count, new, free = np.bincount(replica, minlength=len(free)), replica.copy(), free.copy()
+    count = np.bincount(replica, minlength=len(free))
+    new = replica.copy()
+    free = free.copy()
     for i in np.argsort(pages, kind="stable"):
         if count[replica[i]] <= most:
             continue

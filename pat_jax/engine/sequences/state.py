@@ -144,7 +144,8 @@ class BurstOutput:
 
 
 def abstract_rows(layout: Layout, rows_per_replica: int) -> RowState:
-    rows, each = RowState.empty(rows_per_replica * layout.split.dp), layout.sharding("batch")
+    rows = RowState.empty(rows_per_replica * layout.split.dp)
+    each = layout.sharding("batch")
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), rows)
 
 

@@ -47,7 +47,8 @@ def texts(
     laid_out = Texts(np.full((rows, room + own), NO_TOKEN, np.int32), np.zeros((rows, 2), np.int32))
     shared: dict[int, Texts] = {}
     for i in table.running.tolist():
-        prompt, row = int(responses.prompt[i]), table.row[i]
+        prompt = int(responses.prompt[i])
+        row = table.row[i]
         if prompt not in shared:
             found = _of_prompt(responses, prompt, earlier)
             if sum(len(text) + 1 for kind in found for text in kind) > room:
@@ -65,7 +66,8 @@ def _of_prompt(
 ) -> list[list[np.ndarray]]:
     """Responses with the end of their prompt before them, the best to draft from first: of finished
     samples, of earlier iterations, of running samples."""
-    table, samples = responses.table, responses.samples(prompt)
+    table = responses.table
+    samples = responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     asked = responses.known(samples[0])[:length]
     if len(samples) < 2:  # its own text is laid out as such
@@ -85,7 +87,8 @@ def _of_prompt(
 
 def _farthest(responses: Responses, prompt: int) -> int:
     """The tokens of the longest text that `_of_prompt` returns for an unfinished sample."""
-    table, samples = responses.table, responses.samples(prompt)
+    table = responses.table
+    samples = responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     going_on = samples[~table.is_done[samples]]
     return int(table.length[going_on].max(initial=length)) - max(0, length - LEAD)
@@ -93,7 +96,9 @@ def _farthest(responses: Responses, prompt: int) -> int:
 
 def _packed(found: Sequence[Sequence[np.ndarray]], room: int) -> Texts:
     """Packs the texts of a row from the last column backwards, with NO_TOKEN behind each."""
-    packed, stop, ends = np.full(room, NO_TOKEN, np.int32), room - 1, []
+    packed = np.full(room, NO_TOKEN, np.int32)
+    stop = room - 1
+    ends = []
     for kind in found:
         for text in kind:
             if stop <= 0:

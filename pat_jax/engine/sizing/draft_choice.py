@@ -25,7 +25,8 @@ from pat_jax.models.presets import PRESETS, preset
 
 # So many tokens in a step take about as long to compute as the weights take to read. In bfloat16,
 # 990 TFLOP/s over 3.35 TB/s of an H100 and 197 over 0.82 of a TPU v5e are some 300 and 240 tokens.
-ON_ACCELERATORS, ON_CPU = 256, 64
+ON_ACCELERATORS = 256
+ON_CPU = 64
 TEXTS_ROOM = 4  # room for other responses that a row drafts from, in context lengths
 
 
@@ -124,7 +125,8 @@ def wanted_drafts(
 
 
 def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
-    drafts, own = drafter.drafts, drafter.policy
+    drafts = drafter.drafts
+    own = drafter.policy
     if not drafts.is_generated:
         others = " and others to its prompt" * (drafts.texts > 0)
         return f"{drafts.longest} tokens from a response's own text{others}"
@@ -161,7 +163,8 @@ def checkpoint_shape(name: str, option: str, head: Head | None = "vocab") -> Mod
 def _check_draft_model(
     config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int, folder: str
 ) -> None:
-    asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
+    asked = "speculation.source"
+    expected = other_tokens(own, config.draft_model, policy, folder)
     require(not expected, asked, config.source, f"{expected}; choose a model of the same family")
     require(
         own.max_position >= max_length,

@@ -35,12 +35,15 @@ def draft_bytes(
     layouts: Mapping[Split, Layout], shapes: DraftShapes, drafter: Drafter
 ) -> dict[Split, DraftBytes]:
     """Returns the bytes that drafts need in each layout: those of the program that needs most."""
-    drafts, buckets, size = drafter.drafts, shapes.buckets, shapes.page_size
+    drafts = drafter.drafts
+    buckets = shapes.buckets
+    size = shapes.page_size
 
     def most(layout: Layout) -> DraftBytes:
         # Every device has all weights of the drafter, even if this layout makes no drafts.
         fixed = _bytes(drafter.params(layout, shapes))
-        longest, found = buckets.lengths[-1], [DraftBytes(fixed)]
+        longest = buckets.lengths[-1]
+        found = [DraftBytes(fixed)]
         length = num_pages_for(longest, size) * size
         for rows in buckets.rows[layout.split]:
             for num_draft_tokens in drafts.of(rows):
@@ -56,7 +59,8 @@ def _of_steps(
     shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
     """Bytes of a step's temporaries. `shape` is rows per replica, draft tokens, tokens of a row."""
-    (rows, num_draft_tokens, length), model = shape, shapes.model
+    rows, num_draft_tokens, length = shape
+    model = shapes.model
     # Logits are whole on every device of a replica: each samples the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size
     if layout.backend.cache == "copy":

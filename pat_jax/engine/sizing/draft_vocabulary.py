@@ -16,7 +16,8 @@ TOKENIZER_FILE = "tokenizer.json"
 # Models with one tokenizer pad their embeddings to multiples of 64 to 512: those of Qwen2.5-7B have
 # 152,064 rows, those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. If the vocabulary
 # is small, so small a difference means other tokens.
-PADDED_TO, PADDED_FROM = 512, 16 * 512
+PADDED_TO = 512
+PADDED_FROM = 16 * 512
 
 
 def other_tokens(

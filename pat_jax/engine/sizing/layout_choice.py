@@ -96,7 +96,8 @@ def within_hosts(
     """Returns the layouts whose TP stays inside a host or was measured to be faster across hosts,
     and sentences on why the others are left out."""
     inside = {s: layout for s, layout in layouts.items() if not layout.crosses_hosts}
-    kept, dropped = dict(inside), []
+    kept = dict(inside)
+    dropped = []
     widest = max(inside, key=lambda split: split.tp)
     for split in layouts.keys() - inside.keys():
         if latency is None or not is_measured(latency, split):

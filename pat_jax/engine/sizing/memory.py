@@ -240,7 +240,8 @@ def shard_bytes(tree: Any) -> int:
     groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
     for x in jax.tree.leaves(tree):
         if x.sharding.memory_kind != HOST_MEMORY:
-            devices, size = x.sharding.device_set, math.prod(x.sharding.shard_shape(x.shape))
+            devices = x.sharding.device_set
+            size = math.prod(x.sharding.shard_shape(x.shape))
             _, before = groups.get(id(devices), (devices, 0))
             groups[id(devices)] = devices, before + size * x.dtype.itemsize
     if len(groups) == 1:

@@ -45,7 +45,8 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     Args:
       memory: the memory that each layout takes if it is the only one, see `memory_alone`.
     """
-    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    sequences = config.prompts_per_step * config.num_generations
+    prompt = config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
     fitting = [split for split in begin if memory.held(split) <= memory.usable]
     kept = [split for split in fitting if begin[split] <= memory.usable] or fitting

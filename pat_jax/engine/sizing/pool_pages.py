@@ -47,7 +47,8 @@ def pages_within(
     dtype: jnp.dtype,
 ) -> dict[Split, int]:
     """Returns `pages_per_replica` for a KV cache of at most `kv_bytes` per device."""
-    most, unsplit = kv_bytes // page_bytes(model, config.page_size, dtype), config.kv_pages
+    most = kv_bytes // page_bytes(model, config.page_size, dtype)
+    unsplit = config.kv_pages
     return pages_per_replica(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
 
 

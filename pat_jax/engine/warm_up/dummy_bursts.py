@@ -44,8 +44,13 @@ class DummyBursts:
         Args:
           pool: pages of the KV cache, overwritten by every burst.
         """
-        self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
-        self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
+        self.engine = engine
+        self.programs = engine.programs
+        self.specs = engine.specs
+        self.layout = layout
+        self.rows = rows
+        self.length = length
+        self.pool = pool
         self._blank = self._blank_drafting()
         self._tables = dummy_tables(self.specs, layout, rows, length)
 
@@ -72,7 +77,8 @@ class DummyBursts:
         has_drafts: bool,
     ) -> float:
         """Runs a burst and returns its seconds. Every run starts from the same positions."""
-        layout, dp = self.layout, self.layout.split.dp
+        layout = self.layout
+        dp = self.layout.split.dp
         unseen = np.zeros(seen_shape(self.engine.policy.config, self.rows * dp), np.uint32)
         none_drawn = np.zeros(dp, np.int32)
         told = state, unseen, self._tables, none_drawn
@@ -90,19 +96,23 @@ class DummyBursts:
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
         """The steps of a timed burst, the state of its rows, and a reserve that always lasts."""
         pace = self.specs.functions.pace(num_draft_tokens)
-        dp, length = self.layout.split.dp, self.length
+        dp = self.layout.split.dp
+        length = self.length
         checks = 1 if self.specs.first else BURST_CHECKS
         steps = min(pace.burst_steps, checks * pace.check_every)
         state = RowState.empty(self.rows * dp)
-        state.running[:], state.ignore_eos[:] = True, True
-        state.position[:], state.end[:] = max(0, length - steps), length + steps
+        state.running[:] = True
+        state.ignore_eos[:] = True
+        state.position[:] = max(0, length - steps)
+        state.end[:] = length + steps
         # The tables are full, and rows may run past their ends.
         ring = np.zeros((dp, self.specs.shapes.reserve_size(self.rows, num_draft_tokens)), np.int32)
         return steps, state, ReservedPages(ring, np.full(dp, 2**30, np.int32))
 
     def _blank_drafting(self) -> Callable[[], Any]:
         """Returns a function that makes the drafter's state, which a burst consumes."""
-        drafter, num_replicas = self.specs.drafter, self.layout.split.dp
+        drafter = self.specs.drafter
+        num_replicas = self.layout.split.dp
         like = drafter.state(self.layout, self.rows, self.length, self.specs.draft_shapes)
 
         def blank() -> Any:

@@ -129,7 +129,8 @@ def _of_experts(part: Part, kernels: Kernels) -> list[Case]:
 
 def _over_pages(kernels: Kernels, name: str, *arrays: Array) -> Array:
     queries, keys, values, table, start, *trunk = arrays
-    layer, way = PagedLayer(keys, values, table), kernels.way(name)
+    layer = PagedLayer(keys, values, table)
+    way = kernels.way(name)
     return layer.read(queries, start, kernels, way, trunk=trunk[0] if trunk else None)
 
 
@@ -168,7 +169,8 @@ def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
     """Queries, keys, values, page tables, and the position of each row's first query.
 
     Row r has `ends[r]` tokens. Pages that no row owns hold wrong values."""
-    rng, rows = np.random.default_rng(0), len(ends)
+    rng = np.random.default_rng(0)
+    rows = len(ends)
     width = -(-TOKENS // part.page_size)
     table = (rng.permutation(rows * width) + 1).reshape(rows, width).astype(np.int32)
     for row, end in enumerate(ends):
@@ -176,7 +178,8 @@ def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
     pool = rows * width + 1, part.kv_heads, part.page_size, part.head_dim
     keys, values = rng.normal(size=(2, *pool)).astype(np.float32)
     unowned = np.setdiff1d(np.arange(1, len(keys)), table)
-    keys[unowned], values[unowned] = 10, 10
+    keys[unowned] = 10
+    values[unowned] = 10
     shape = rows, queries, part.kv_heads, part.queries_per_kv, part.head_dim
     start = np.array(ends, np.int32) - queries
     asked = SHARP * rng.normal(size=shape).astype(np.float32)
@@ -198,13 +201,16 @@ def _verify(part: Part) -> list[np.ndarray]:
 
 def _rows(part: Part, platform: str) -> list[np.ndarray]:
     """Queries, keys, values, gradients and positions of rows with several sequences."""
-    rng, kv, dim = np.random.default_rng(1), part.kv_heads, part.head_dim
+    rng = np.random.default_rng(1)
+    kv = part.kv_heads
+    dim = part.head_dim
     branching = [*range(100), *range(60, 110), *range(60, 150)]
     first = branching if knows_branches(platform) else [*range(100), *range(140)]
     positions = np.zeros((2, TOKENS), np.int32)
     positions[0, : len(first)] = first
     positions[1, : TOKENS - 1] = np.arange(TOKENS - 1)
-    queries, context = (2, TOKENS, kv, part.queries_per_kv, dim), (2, kv, TOKENS, dim)
+    queries = (2, TOKENS, kv, part.queries_per_kv, dim)
+    context = (2, kv, TOKENS, dim)
     shapes = queries, context, context, queries
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     return [SHARP * arrays[0], *arrays[1:], positions]

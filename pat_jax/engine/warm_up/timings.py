@@ -46,7 +46,9 @@ class Timings:
         Args:
           known, recheck, runs: see `Warmup`.
         """
-        self.specs, self.recheck, self.runs = specs, recheck, runs
+        self.specs = specs
+        self.recheck = recheck
+        self.runs = runs
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         self.sample: Split | None = None  # the layout whose bursts are rechecked for all layouts
         self.drafts_from = specs.drafter.come_from
@@ -61,7 +63,8 @@ class Timings:
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables that were measured with programs of the same sizes as this engine's."""
-        specs, names = self.specs, {"decode_table", "verify_table", "reshard_table"}
+        specs = self.specs
+        names = {"decode_table", "verify_table", "reshard_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
         one_call = (specs.prefill_blocks, specs.page_size)
@@ -117,7 +120,9 @@ class Timings:
 
     def know_all_of(self, layout: Layout) -> bool:
         """Returns whether the times of all programs of a layout are known."""
-        split, measured, known = layout.split, self.specs.measured, self.known
+        split = layout.split
+        measured = self.specs.measured
+        known = self.known
         if split.dp > 1 and (split, split, ROUNDS[0]) not in known["migrate_table"]:
             return False
         if not all((split, length) in known["prefill_table"] for length in measured.lengths):
@@ -159,7 +164,8 @@ def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[An
     Args:
       sample: the layout whose change applies to layouts of which nothing was measured again.
     """
-    factors, ran = changes(known, again), set(map(_layouts, again))
+    factors = changes(known, again)
+    ran = set(map(_layouts, again))
     for key in known:
         if sample is not None and (layouts := _layouts(key)) not in ran:
             factors[layouts] = factors.get((sample,), 1.0)

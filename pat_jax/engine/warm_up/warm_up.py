@@ -53,9 +53,12 @@ class Warmup:
           runs: timed runs of each program after its first; fewer once they have taken a second.
           progress: called with the numbers of programs that have run and of all programs.
         """
-        self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
+        self.engine = engine
+        self.programs = engine.programs
+        self.specs = engine.specs
         self.timings = Timings(engine.specs, known, recheck=recheck, runs=runs)
-        self.progress, self.done = progress, 0
+        self.progress = progress
+        self.done = 0
 
     @property
     def total(self) -> int:
@@ -76,7 +79,8 @@ class Warmup:
         Args:
           load_weights: returns the weights sharded for a layout; the engine deletes them.
         """
-        layouts, timings = list(self.engine.layouts.values()), self.timings
+        layouts = list(self.engine.layouts.values())
+        timings = self.timings
         for layout in layouts:
             if timings.is_brief and timings.know_all_of(layout):
                 if timings.sample is not None or not timings.recheck:
@@ -124,7 +128,8 @@ class Warmup:
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
         """Runs prefill calls at the end of sequences of `length` tokens; times the large ones."""
-        split, size = layout.split, self.specs.page_size
+        split = layout.split
+        size = self.specs.page_size
         is_timed = blocks == self.specs.prefill_blocks
         is_known = self.timings.are_taken("prefill_table", (split, length))
         if is_known or (self.timings.is_brief and not is_timed):
@@ -192,7 +197,8 @@ class Warmup:
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
         """Times a round of pages between a layout's replicas; the pool may have any content."""
-        split, run = layout.split, partial(shifted, self.programs, layout)
+        split = layout.split
+        run = partial(shifted, self.programs, layout)
         if self.timings.are_taken("migrate_table", (split, split, ROUNDS[0])):
             return pool
         for size in SHIFT_SIZES if split.dp > 1 else ():

@@ -76,9 +76,11 @@ class Correction:
         at = 1 + splits.index(split)
         covariance[at, at] += DRIFT**2
         seen = np.zeros(len(mean))
-        seen[0], seen[at] = load, 1.0
+        seen[0] = load
+        seen[at] = 1.0
         expected = float(seen @ mean)
-        noise, surprise = (NOISE * expected) ** 2, seconds / profiled_s - expected
+        noise = (NOISE * expected) ** 2
+        surprise = seconds / profiled_s - expected
         limit = ODD * math.sqrt(seen @ covariance @ seen + noise)
         odd = 0
         if abs(surprise) > limit:
@@ -100,7 +102,8 @@ class Correction:
         """Returns the estimate with `split`; a new layout begins with the others' mean factor."""
         if split in self.splits:
             return self.splits, self.mean, self.covariance.copy()
-        mean, covariance = np.append(self.mean, 1.0), np.pad(self.covariance, (0, 1))
+        mean = np.append(self.mean, 1.0)
+        covariance = np.pad(self.covariance, (0, 1))
         covariance[-1, -1] = FACTOR_SPREAD**2
         if self.splits:
             mean[-1] = np.exp(np.log(self.mean[1:]).mean())

@@ -161,7 +161,9 @@ class LatencyModel:
         `target`. Lower positions come first, so most calls see shorter contexts than `length`. A
         smaller last call is priced as a whole one."""
         pages = -(-length // self.page_size)
-        calls, done, seconds = math.ceil(rows * pages / self.prefill_blocks), 0, 0.0
+        calls = math.ceil(rows * pages / self.prefill_blocks)
+        done = 0
+        seconds = 0.0
         for bucket in self.prefill[target].lengths:
             if bucket >= length:
                 break

@@ -175,7 +175,8 @@ def _problems(profile: Profile) -> Iterable[str]:
 
 
 def _is_key(key: tuple, num_layouts: int, num_sizes: int, words: tuple[str, ...]) -> bool:
-    layouts, sizes = key[:num_layouts], key[num_layouts : num_layouts + num_sizes]
+    layouts = key[:num_layouts]
+    sizes = key[num_layouts : num_layouts + num_sizes]
     word = key[num_layouts + num_sizes :]
     return (
         all(isinstance(layout, Split) and all(map(_is_count, layout)) for layout in layouts)

@@ -122,6 +122,7 @@ def _between(
         return seconds(known[-1]) * physics(at) / physics(known[-1])
     if i == 0 or known[i] == at:
         return seconds(known[i])
-    low, high = known[i - 1], known[i]
+    low = known[i - 1]
+    high = known[i]
     share = (at - low) / (high - low)
     return (1 - share) * seconds(low) + share * seconds(high)

@@ -120,9 +120,11 @@ class SwitchCosts:
     @cached_property
     def _weights(self) -> np.ndarray:
         """The weight of each past switch, float[seen]: inverse covariance times excess seconds."""
-        seen, profile_s = self.seen, self._profile_s
+        seen = self.seen
+        profile_s = self._profile_s
         reshard_s, kv_s = np.array([(one.reshard_s, one.kv_s) for one in seen]).T
-        pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
+        pairs = [(one.source, one.target) for one in seen]
+        ways = [one.carry for one in seen]
         same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
         covariance = self._size**2 + np.outer(profile_s, profile_s)
         covariance += OWN**2 * same_pair * np.outer(reshard_s, reshard_s)

@@ -54,7 +54,8 @@ class Baseline:
     def plus(self, lengths: np.ndarray, is_cut: np.ndarray) -> "Baseline":
         """Returns the counts with more responses: `lengths` in tokens, int[responses], and whether
         each was truncated, bool[responses]."""
-        bins, size = self.bins(lengths), len(self.ended)
+        bins = self.bins(lengths)
+        size = len(self.ended)
         return replace(
             self,
             ended=self.ended + np.bincount(bins[~is_cut], minlength=size),
@@ -98,7 +99,8 @@ class Baseline:
     @cached_property
     def _tail_start(self) -> float:
         """log τ, the log length at which the tail begins."""
-        prior, ended = np.log(self.cap), float(self.ended.sum())
+        prior = np.log(self.cap)
+        ended = float(self.ended.sum())
         first = np.searchsorted(-self.empirical, -TAIL - 1e-12)
         if first == len(self.empirical):  # more than `TAIL` have not ended
             return float(prior)

@@ -47,7 +47,8 @@ class PromptMeans:
         means = self.mean.copy()
         means[at[is_known]] = mean[is_known]
         new = np.flatnonzero(~is_known)[: MAX_PROMPTS - len(self.prompt)]
-        prompts, means = np.append(self.prompt, ids[new]), np.append(means, mean[new])
+        prompts = np.append(self.prompt, ids[new])
+        means = np.append(means, mean[new])
         order = np.argsort(prompts)
         return PromptMeans(prompts[order], means[order])
 

@@ -42,7 +42,9 @@ def balance_plan(
       cost_s: seconds of the move, as profiled and as predicted.
       step_s: float[layouts], profiled seconds of a decode step after the move.
     """
-    (stay, left), (profile_s, predicted_s), split = remaining_s, cost_s, plan.split
+    stay, left = remaining_s
+    profile_s, predicted_s = cost_s
+    split = plan.split
     fullest, after = (int(np.bincount(x).max()) for x in (load.replica, replica))
     what = (
         f"{int((replica != load.replica).sum())} of {load.running} sequences, from {fullest} to {after} "
@@ -78,7 +80,8 @@ class Unevenness:
         fullest = int(np.bincount(load.replica).max())
         even = -(-load.running // split.dp)
         now_s, even_s = (step_seconds(tables, split, load, n) for n in (fullest, even))
-        self._split, self._step = split, load.step
+        self._split = split
+        self._step = load.step
         self._excess_s = factor * max(0.0, now_s - even_s)
         self.next_s = self._steps * self._excess_s
 

@@ -37,7 +37,8 @@ def carried_seconds(
       is_carried: bool[running], the sequences to carry at all; by default all.
       believed: predicted / profiled seconds of migrating, and of recomputing.
     """
-    migrates, seconds = ~is_recomputed, 0.0
+    migrates = ~is_recomputed
+    seconds = 0.0
     if is_carried is not None:
         migrates, is_recomputed = migrates & is_carried, is_recomputed & is_carried
     if migrates.any():

@@ -136,7 +136,8 @@ class CostTables:
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Returns the seconds to prefill `fullest` rows of `context` tokens, all [to, moment]."""
-        rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
+        rows = np.ceil(fullest)
+        tokens = self.page_size * self.prefill_blocks
         calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
         # Lower positions come first: the calls done once rows are as long as each bucket.
         bucket = self.lengths[:, None, None]
@@ -145,7 +146,8 @@ class CostTables:
         falls = self.prefill.copy()
         falls[:, :-1] -= self.prefill[:, 1:]
         seconds = np.einsum("kst,sk->st", over, falls)
-        last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
+        last = np.array(self.lengths[-1])
+        blocks = np.array(self.prefill_blocks)
         growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth

@@ -40,7 +40,8 @@ class SequenceClasses:
             # Neighbouring kinds share a class; its middle member represents it.
             starts = np.arange(most) * load.running // most
         sizes = np.append(starts[1:], load.running) - starts
-        first, classes = order[starts + sizes // 2], len(starts)
+        first = order[starts + sizes // 2]
+        classes = len(starts)
         label = np.repeat(np.arange(classes), sizes)
         replicas = int(load.replica.max()) + 1
         count = np.bincount(load.replica[order] * classes + label, minlength=replicas * classes)
@@ -125,7 +126,9 @@ class _Prospects:
         cls, load: Load, lengths: LengthModel, moments: np.ndarray, current: Split | None
     ) -> "_Prospects":
         classes, survive = _survival(load, lengths, moments)
-        count, context, mean = classes.count.astype(float), classes.context, classes.mean_context
+        count = classes.count.astype(float)
+        context = classes.context
+        mean = classes.mean_context
         if not load.waiting:
             none_waits = np.zeros(len(moments), bool)
             return cls(count, context, mean, survive, len(survive), none_waits)
@@ -183,7 +186,8 @@ class _Prospects:
 
     def evened(self, dp: int) -> np.ndarray:
         """Returns `fullest`, if sequences are spread over the replicas as evenly as possible."""
-        total, spread = self.total, np.sqrt(self.total @ self.variance)
+        total = self.total
+        spread = np.sqrt(self.total @ self.variance)
         expected = (total @ self.survive + (dp - 1) / 2 + OUTCOMES[:, None] * spread) / dp
         return np.minimum(expected, np.ceil(total.sum() / dp))
 

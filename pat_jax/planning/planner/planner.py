@@ -101,7 +101,8 @@ class CostModelPlanner(Planner):
             # cost on a small gain. So that switch counts twice.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
-        self._regret_budget, self._uneven = RegretBudget(costs.prefill, start), Unevenness()
+        self._regret_budget = RegretBudget(costs.prefill, start)
+        self._uneven = Unevenness()
         self.switch_costs = self.switch_costs.aged()
         self.balance_costs = self.balance_costs.aged()
         return self.splits[start]
@@ -141,13 +142,15 @@ class CostModelPlanner(Planner):
         leaves = choices[:, here] != here
         pays = bool(leaves.any()) and stay - total >= MIN_SAVING * stay
         at = int(leaves.argmax())
-        there, running = int(choices[at, here]), int(forecast.fullest[0, here, at])
+        there = int(choices[at, here])
+        running = int(forecast.fullest[0, here, at])
         saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
         why = f"{current} to {self.splits[there]} at {running} running in the fullest replica: {saves}"
         if pays and at == 0:
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
-            pays, saves = False, f"{saves}, too little past the budget"
+            pays = False
+            saves = f"{saves}, too little past the budget"
         if pays:
             return Plan(current, threshold=running, predicted_remaining_s=total, reason=why)
         other = f"no other saves any of {stay:.2f} s"
@@ -205,7 +208,8 @@ class CostModelPlanner(Planner):
         if not options or self.latency.shift_round(split) == math.inf:
             return plan
         stay, _ = self._remaining(load, plan)
-        best, most = plan, 0.0
+        best = plan
+        most = 0.0
         for replica in options:
             left, then_s = self._remaining(replace(load, replica=replica), plan)
             pages_s = balance_seconds(self.latency, split, load, replica)
@@ -241,10 +245,12 @@ class CostModelPlanner(Planner):
         return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
-        tables, memory = self._dense(), self.memory
+        tables = self._dense()
+        memory = self.memory
         reshard = self.switch_costs.reshard(self.splits, tables.reshard)
         tables = replace(tables, reshard=reshard)
-        seen, drafts = self.switch_costs, (self.acceptance, self.drafts)
+        seen = self.switch_costs
+        drafts = (self.acceptance, self.drafts)
         costs = Costs.of(tables, self.latency, forecast, seen, memory, *drafts)
         if memory is None:
             return costs
@@ -252,7 +258,8 @@ class CostModelPlanner(Planner):
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
         """Returns whether a switch is in the budget, or saves `must_save` by `sober_factors`."""
-        account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
+        account = self._regret_budget
+        cost = float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)
         if account.affords(cost, remaining_s, correction):

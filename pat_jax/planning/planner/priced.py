@@ -110,7 +110,8 @@ class Costs:
     def seconds(self, start: int, path: np.ndarray) -> float:
         """Returns the expected seconds of `path` from the layout `start`. `path` has the layout at
         each moment, int[moments]."""
-        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
+        at = np.arange(len(path))
+        before = np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_running
         return float(self.run[path, at].sum() + SAFETY * switches.sum())
 

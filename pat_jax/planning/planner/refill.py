@@ -53,9 +53,12 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
     after, where = np.unique(between, return_inverse=True)
     alive = lengths.survival(np.zeros(1, int), np.array([_remaining_tokens(load)]), after)[0]
     survive = np.triu(alive[where.reshape(len(moments), -1)])
-    mean, steps = mean_response(load, lengths), np.diff(moments, prepend=0)
-    count, is_queued = np.zeros(len(moments)), np.zeros(len(moments), bool)
-    running, left = running.astype(float), _queue(load)
+    mean = mean_response(load, lengths)
+    steps = np.diff(moments, prepend=0)
+    count = np.zeros(len(moments))
+    is_queued = np.zeros(len(moments), bool)
+    running = running.astype(float)
+    left = _queue(load)
     for j in range(len(moments)):
         free = min(max(load.running - running[j], 0.0), left)
         count[j] = free

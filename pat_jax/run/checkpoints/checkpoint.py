@@ -100,7 +100,8 @@ class Checkpointer:
         if step == latest:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
-        num_bytes, us = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), process_group()
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        us = process_group()
         if short := us.agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
@@ -115,7 +116,8 @@ class Checkpointer:
             self._manager.save(step, args=ocp.args.Composite(state=saved, meta=meta))
         except MISTAKES as raised:
             error = raised
-        us, why = process_group(), first_line(error) if error else ""
+        us = process_group()
+        why = first_line(error) if error else ""
         trouble = why and f"{us} could not begin the checkpoint of step {step} ({why})"
         found = us.gather("checkpoint begun", trouble, trouble=trouble)
         if 0 < len(failed := [*filter(None, found)]) < us.count:
@@ -243,7 +245,8 @@ class Checkpointer:
 
     def _close_manager(self) -> None:
         if self._open is not None:
-            opened, self._open = self._open, None
+            opened = self._open
+            self._open = None
             try:
                 opened.close()
             except MISTAKES as error:  # the failed save's, once more

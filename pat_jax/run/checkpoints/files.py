@@ -40,7 +40,8 @@ def checkpoints_in(directory: Path) -> list[Path]:
 def move_aside(path: Path, folder: Path) -> Path:
     """Moves a file or a folder into `folder`, under a name that is free. Returns its new path."""
     folder.mkdir(exist_ok=True)
-    target, numbers = folder / path.name, itertools.count(1)
+    target = folder / path.name
+    numbers = itertools.count(1)
     while os.path.lexists(target):
         target = folder / f"{path.name}.{next(numbers)}"
     return path.rename(target)

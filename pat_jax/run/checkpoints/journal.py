@@ -46,7 +46,9 @@ class RolloutJournal:
     """The journal of one run. Unless it `is_on`, nothing is written or read."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
-        self._folder, self._checkpoints, self._is_on = run / FOLDER, checkpoints, is_on
+        self._folder = run / FOLDER
+        self._checkpoints = checkpoints
+        self._is_on = is_on
 
     def iteration(self, step: int, policy: int) -> "Iteration":
         """Opens the journal of the iteration after `step` others. `policy` is the checksum of the
@@ -97,7 +99,9 @@ class Iteration:
         before: dict[tuple[int, int], SavedResponse] | None = None,
         file: PatientFile | None = None,
     ):
-        self.policy, self._before, self._file = policy, before or {}, file
+        self.policy = policy
+        self._before = before or {}
+        self._file = file
         self._writes = threading.Lock()  # scores come from a thread of their own
 
     def batch(self, number: int) -> "Batch":
@@ -208,7 +212,8 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedRes
 
 
 def _completion(row: dict[str, Any]) -> Completion:
-    tokens, logprobs = np.array(row["tokens"], np.int32), _numbers(row["logprobs"])
+    tokens = np.array(row["tokens"], np.int32)
+    logprobs = _numbers(row["logprobs"])
     unfiltered = _numbers(row["unfiltered"]) if "unfiltered" in row else None
     for one in (logprobs, unfiltered):
         if one is not None and one.shape != tokens.shape:
@@ -227,7 +232,8 @@ def _completion(row: dict[str, Any]) -> Completion:
 
 
 def _score(row: dict[str, Any]) -> Score:
-    value, numbers = row["score"], {str(k): float(x) for k, x in row["numbers"].items()}
+    value = row["score"]
+    numbers = {str(k): float(x) for k, x in row["numbers"].items()}
     if value is None:
         return Failure(Cause.NONE, "returned None"), numbers
     return float(value), numbers

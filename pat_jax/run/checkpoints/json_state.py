@@ -63,7 +63,8 @@ def _has_declared_types(value: Any) -> bool:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind = get_origin(hint) or hint
+    parts = get_args(hint)
     if kind in (Union, UnionType):
         return any(_is(value, part) for part in parts)
     if kind in (int, float):

@@ -71,7 +71,8 @@ def reason(error: BaseException) -> tuple[bool, str]:
         mistake = mistake.__cause__ or mistake.__context__
     if mistake is None:
         return True, f"it took longer than {WRITE_S} s"
-    us, message = process_group(), first_line(mistake)
+    us = process_group()
+    message = first_line(mistake)
     return False, message if us.is_alone else f"{us}: {message}"
 
 

@@ -20,8 +20,11 @@ class Saves:
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
     ):
-        self._checkpoints, self._notify = checkpoints, notify
-        self._every, self._steps, self._has_failed = every, steps, False
+        self._checkpoints = checkpoints
+        self._notify = notify
+        self._every = every
+        self._steps = steps
+        self._has_failed = False
 
     def is_due(self, step: int) -> bool:
         """Returns whether `step` is to be saved, after checking whether the last save failed."""

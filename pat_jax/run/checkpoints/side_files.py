@@ -24,7 +24,9 @@ class SideFiles:
     before its checkpoint. `what` describes their content in messages."""
 
     def __init__(self, run: Path, name: str, what: str):
-        self._folder, self._checkpoints, self._what = run / name, run / CHECKPOINTS, what
+        self._folder = run / name
+        self._checkpoints = run / CHECKPOINTS
+        self._what = what
 
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step}.bin"

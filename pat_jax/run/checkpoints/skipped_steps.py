@@ -32,7 +32,8 @@ class NonFiniteSteps:
         self._folder = run / FOLDER if is_policy else run / FOLDER / role
         self._whose = "" if is_policy else f" of the {role}"
         self._rate = f"--{'optimizer' if is_policy else role}.learning_rate"
-        self._most, self._notify = most, notify
+        self._most = most
+        self._notify = notify
         self._in_a_row = 0
 
     def note(
@@ -41,7 +42,8 @@ class NonFiniteSteps:
         """Counts and saves the skipped optimizer steps of `step` (from 1). `applied` has one entry
         for each of `mini_batches`, repeated for each pass. Raises UserError if too many in a row
         were skipped."""
-        skipped, longest = [i for i, is_applied in enumerate(applied) if not is_applied], 0
+        skipped = [i for i, is_applied in enumerate(applied) if not is_applied]
+        longest = 0
         for is_applied in applied:
             self._in_a_row = 0 if is_applied else self._in_a_row + 1
             longest = max(longest, self._in_a_row)

@@ -25,7 +25,10 @@ from pat_jax.run.files.asked_again import ASKED, check_asked
 from pat_jax.run.files.hub_names import go_on_with_names
 from pat_jax.run.files.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 
-CONFIG_FILE, LOG_FILE, PAGE_FILE, LOCK_FILE = "config.yaml", "run.log", "run.html", ".lock"
+CONFIG_FILE = "config.yaml"
+LOG_FILE = "run.log"
+PAGE_FILE = "run.html"
+LOCK_FILE = ".lock"
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.json"
 SAMPLES_FILE = "samples.json"
@@ -82,7 +85,8 @@ def _is_run(folder: Path) -> bool:
 def check_run_dir(run_dir: str, *, is_resumed: bool) -> Path:
     """Returns the run's folder, without creating it. Raises UserError if it cannot be written,
     holds another run, or has nothing to resume."""
-    folder, option = Path(run_dir), f"option --run_dir is {run_dir!r}"
+    folder = Path(run_dir)
+    option = f"option --run_dir is {run_dir!r}"
     existing = folder
     while not os.path.exists(existing):  # also False without permission to look
         existing = existing.parent
@@ -215,7 +219,8 @@ def make_run_dir(run_dir: str, *, is_resumed: bool) -> BaseFileLock:
     """Creates and locks the folder, before anything else is written. Returns the lock, which is
     held until it is released or the process ends. Raises UserError if the folder cannot be created,
     or if another run writes there."""
-    folder, option = Path(run_dir), f"option --run_dir is {run_dir!r}"
+    folder = Path(run_dir)
+    option = f"option --run_dir is {run_dir!r}"
     lock = lock_folder(folder, option)
     if not is_resumed and is_used(folder):
         raise UserError(f"{option}: another process has begun a run there; choose another folder.")

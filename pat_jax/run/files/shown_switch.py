@@ -15,7 +15,8 @@ from pat_jax.engine.record.trace import Move, RolloutTrace
 from pat_jax.run.checkpoints.json_state import declared, read_kept
 
 CARRIED = {"migrate": "migrated", "recompute": "recomputed", "mixed": "migrated and recomputed"}
-SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.svg"
+SWITCH_FILE = "switch.json"
+SWITCH_PICTURE = "switch.svg"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class DroppedTokens:
 
     def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]):
         is_known = isinstance(tokenizer, HuggingFaceTokenizer)
-        self._texts, self._notify = dict(tokenizer.dropped) if is_known else {}, notify
+        self._texts = dict(tokenizer.dropped) if is_known else {}
+        self._notify = notify
 
     def look(self, rollouts: Sequence[Rollout]) -> None:
         if not self._texts or not rollouts:
@@ -73,7 +74,8 @@ class Completions:
         is_asked: bool,
     ):
         self._dropped = DroppedTokens(tokenizer, notify)
-        self._tokenizer, self._path = tokenizer, folder / COMPLETIONS_FILE
+        self._tokenizer = tokenizer
+        self._path = folder / COMPLETIONS_FILE
         self._file = open_lines(self._path) if is_asked else None
 
     def write(

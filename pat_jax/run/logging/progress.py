@@ -134,7 +134,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
     if values := _values(rows, "train/loss" if goal == "loss" else "reward/mean"):
         few = min(10, max(1, len(values) // 2))
-        first, last = sum(values[:few]) / few, sum(values[-few:]) / few
+        first = sum(values[:few]) / few
+        last = sum(values[-few:]) / few
         span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
         lines.append(f"{goal} {first:.3f} -> {last:.3f} ({span})")
     earned = [_values(rows, f"reward/{name}") for name in ("mean", "std")]

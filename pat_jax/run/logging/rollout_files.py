@@ -22,7 +22,8 @@ class KeptRollout:
 
 class KeptRollouts:
     def __init__(self, folder: Path):
-        self._folder, self._kept = folder, dict[str, KeptRollout]()
+        self._folder = folder
+        self._kept = dict[str, KeptRollout]()
         self._is_written = True
 
     def resume(self, steps_done: int) -> None:
@@ -39,7 +40,8 @@ class KeptRollouts:
         without decode steps."""
         if not trace.running:
             return
-        one, slowest = KeptRollout(step, trace), self._kept.get(SLOWEST)
+        one = KeptRollout(step, trace)
+        slowest = self._kept.get(SLOWEST)
         self._kept.setdefault(FIRST, one)
         if slowest is None or trace.total_s > slowest.trace.total_s:
             self._kept[SLOWEST] = one

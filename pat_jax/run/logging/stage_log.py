@@ -16,7 +16,8 @@ class StageLog:
     """Logs the seconds of each stage of an iteration."""
 
     def __init__(self, timeline: Timeline, places: Places):
-        self._timeline, self._places = timeline, places
+        self._timeline = timeline
+        self._places = places
 
     def note(self, step: int) -> Mapping[str, float]:
         """Logs the stages since the last call, those of iteration `step`. Returns the seconds by
@@ -46,7 +47,8 @@ def _of_all_processes(spans: Sequence[Span], places: Places) -> list[Span]:
 
     Timelines begin when the processes last exchanged something, so they agree.
     """
-    us, devices = process_group(), places.devices
+    us = process_group()
+    devices = places.devices
     place = {device: i for i, device in enumerate(devices)}
     own = [
         (x.name, [place[device] for device in x.devices], x.begin_s, x.end_s)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 STEPS = 10  # that many equal steps in a row are no accident
-GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
+GRADIENT = "train/grad_norm"
+REWARD = "reward/mean"
+LENGTH = "rollout/length_mean"
 SPREAD = "reward/std"
 CUT, MANY = "rollout/truncated", 0.2  # share of cut responses above which to warn
 _LOOK = "look at the responses and their rewards (run.html, --log_completions)"
@@ -22,7 +24,9 @@ class Unmoved:
     """Watches the metrics of a run. `longest` is the limit of a response, in tokens."""
 
     def __init__(self, notify: Callable[[str], None], longest: int):
-        self._notify, self._longest, self._has_warned = notify, longest, False
+        self._notify = notify
+        self._longest = longest
+        self._has_warned = False
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
 
     def note(self, step: int, metrics: Mapping[str, Any]) -> None:

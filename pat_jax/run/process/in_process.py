@@ -35,7 +35,9 @@ def in_program() -> Iterator[StopSignals]:
 @contextmanager
 def _logging_given_back() -> Iterator[None]:
     package = logging.getLogger("pat_jax")
-    handlers, level, propagate = package.handlers[:], package.level, package.propagate
+    handlers = package.handlers[:]
+    level = package.level
+    propagate = package.propagate
     raises = logging.raiseExceptions
     try:
         yield
@@ -43,6 +45,7 @@ def _logging_given_back() -> Iterator[None]:
         for handler in package.handlers:
             if handler not in handlers:
                 handler.close()
-        package.handlers[:], package.propagate = handlers, propagate
+        package.handlers[:] = handlers
+        package.propagate = propagate
         logging.raiseExceptions = raises
         package.setLevel(level)

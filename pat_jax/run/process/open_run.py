@@ -80,9 +80,12 @@ class OpenRun:
         steps: int,
         fingerprint: Mapping[str, object],
     ):
-        self._config, self._command, self._started = config, command, time.perf_counter()
+        self._config = config
+        self._command = command
+        self._started = time.perf_counter()
         self.whole: WholeStep | None = None  # the last whole step; None: nothing to save yet
-        shared, us = Path(config.run_dir), process_group()
+        shared = Path(config.run_dir)
+        us = process_group()
         self._lock: BaseFileLock | None = None  # held by the first process
         self._changed = us.agree("the run's folder", self._hold)
         self.folder = folder = us.folder(shared)
@@ -151,7 +154,8 @@ class OpenRun:
     def metrics(self, first_step: int) -> MetricsWriter:
         """Opens the metrics; `first_step` steps were done before this start."""
         resume_step = first_step + 1 if self._config.resume else None
-        trackers, notify = self._trackers, self.progress.print
+        trackers = self._trackers
+        notify = self.progress.print
         return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
 
     def save(self, metrics: MetricsWriter) -> None:
@@ -228,7 +232,8 @@ class OpenRun:
         if plan:
             print(f"newest rollout: {plan}")
         total_s = time.perf_counter() - self._started
-        export_dir, trained = self._config.checkpoint.export_dir, self._config.TRAINED
+        export_dir = self._config.checkpoint.export_dir
+        trained = self._config.TRAINED
         print(closing(self.folder, export_dir, trained, compile_s=compile_s, total_s=total_s))
 
     def _saved_parts(self) -> Restored:

@@ -29,14 +29,17 @@ class Steps:
     """The steps that a run makes from one start to its end or stop."""
 
     def __init__(self, files: OpenRun, signals: StopSignals, metrics: MetricsWriter):
-        self._files, self.signals, self.metrics = files, signals, metrics
+        self._files = files
+        self.signals = signals
+        self.metrics = metrics
         self.clock = Stopwatch()  # stages of the current step
         self._pending: Mapping[str, Any] = {}  # metrics of the last whole step
 
     def learned(self, whole: WholeStep, measured: Mapping[str, Any]) -> None:
         """Makes `whole` the step that is saved if anything fails later. `measured` may still grow
         before it is written."""
-        self._files.whole, self._pending = whole, measured
+        self._files.whole = whole
+        self._pending = measured
 
     def write(self, step: int, measured: dict[str, Any]) -> None:
         """Adds the seconds of each stage to `measured`, and writes it."""

@@ -19,7 +19,8 @@ class Stopped(BaseException):
     """Raised in the main thread when a signal asks the run to end."""
 
     def __init__(self, number: int):
-        self.name, self.exit_code = signal.Signals(number).name, 128 + number
+        self.name = signal.Signals(number).name
+        self.exit_code = 128 + number
         super().__init__(self.name)
 
 
@@ -82,7 +83,9 @@ class StopSignals:
         def stop(number: int) -> NoReturn:
             raise Stopped(number)
 
-        self._us, us.stop, us.may_stop = us, stop, lambda: not self._is_held
+        self._us = us
+        us.stop = stop
+        us.may_stop = lambda: not self._is_held
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame

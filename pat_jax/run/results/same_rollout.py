@@ -22,7 +22,8 @@ def same_rollout(run: Run) -> ShownSwitch:
     """Makes the rollout twice, and compares the tokens. `run` must have at least two layouts, and
     its engine the weights of the last policy. Raises UserError if a response could not be
     sampled."""
-    rollout, totals = run.config.rollout, run.collector.totals
+    rollout = run.config.rollout
+    totals = run.collector.totals
     prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
     requests = training_requests(rollout, prompts, run.config.seed, totals.batches)
     done, report = _rollout(run, run.generator.planner, requests)
@@ -62,7 +63,8 @@ def two_layouts(run: Run) -> tuple[Split, Split]:
 def _rollout(
     run: Run, planner: Planner, requests: Sequence[Request]
 ) -> tuple[list[Completion], RolloutReport]:
-    engine, report = run.setup.engine, RolloutReport()
+    engine = run.setup.engine
+    report = RolloutReport()
     first = engine.layouts[planner.start(full_load(run.config.rollout, engine.capacity))]
     if first is not engine.layout:
         engine.reshard(first)

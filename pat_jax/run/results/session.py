@@ -72,7 +72,8 @@ class SessionSetup:
           resident: shapes with shardings of other arrays on the devices.
         """
         engine = build_engine(asked, task, model, devices, resident)
-        head, headless = None, ""
+        head = None
+        headless = ""
         if saved is None:
             load = weights_of_model(asked.model, model, adapter, task.seed)
         else:

@@ -106,19 +106,22 @@ def export_role(
       base: the model that the run began with, whose tokenizer this one has.
       padding: see `export`; a directory of adapters has no padding.
     """
-    role, trained = model.role, model.role.trained
+    role = model.role
+    trained = model.role.trained
     if trained is None or not trained.export_dir:
         return
     if isinstance(trained.lora, LoraConfig) and trained.lora.export == "adapter":
         write = partial(_write_adapter, held, params, base)
     else:
-        policy, whole = held.policy, held.whole(held.frozen, params)
+        policy = held.policy
+        whole = held.whole(held.frozen, params)
         if role.name == CRITIC:
             policy, whole = _with_head_bias(policy, whole)
         if tokenizer_dir is None and is_checkpoint(base):
             tokenizer_dir = Path(local_checkpoint(base, weights=False))
         write = partial(_write_merged, policy, whole, model.dtype, tokenizer_dir, padding)
-    note, folder = Path(run_dir) / _NOTES[role.name], Path(trained.export_dir)
+    note = Path(run_dir) / _NOTES[role.name]
+    folder = Path(trained.export_dir)
     _export(f"the {role.name}", folder, note, step, write, held.layout.devices)
 
 

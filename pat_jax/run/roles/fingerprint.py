@@ -53,7 +53,8 @@ def fingerprint(models: Sequence[RoleModel]) -> dict[str, object]:
         if model.role.trained:
             own = asdict(model.policy.config)
             other = {k: v for k, v in own.items() if k not in PADDING and v != of_policy[k]}
-            named, name = other | identity(model.lora), model.role.name
+            named = other | identity(model.lora)
+            name = model.role.name
             found |= {f"has_{name}": True, **{f"{name}.{key}": x for key, x in named.items()}}
     return found
 

@@ -51,7 +51,8 @@ class RunModels:
         rests = rest == "host"
         for one in self.reward_models.values():
             one.reader.rests = rests
-        policy, rollouts = self.models[0], self.rollouts
+        policy = self.models[0]
+        rollouts = self.rollouts
         return build_roles(
             self.models,
             self.losses,
@@ -71,7 +72,8 @@ class RunModels:
     def room(self, layouts: dict[Split, Layout], rest: Rest) -> float:
         """Returns how many sequences of full length the KV cache can hold with the models in
         memory; 0 if no update fits."""
-        roles, rollouts = self.build(layouts, rest), self.rollouts
+        roles = self.build(layouts, rest)
+        rollouts = self.rollouts
         if lacking_state(roles, rollouts.device_bytes):
             return 0.0
         return rollouts.whole_sequences(layouts, roles.resident_on(rollouts.devices))

@@ -73,7 +73,8 @@ def _spread(
     Raises:
       OptionError: the model has experts, or meshes have the devices in another order.
     """
-    option, name = "placement.name", "split"
+    option = "placement.name"
+    name = "split"
     require(model.experts is None, option, name, "another one with a model that has experts")
     hosts = len({*hosts_of(places.devices)})
     parts = hosts if hosts > 1 else len(owners(places.devices))
@@ -114,10 +115,8 @@ def chain_of(
     kernels: Kernels | None = None,
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Returns all layouts of these devices, and why others are missing."""
-    experts, mesh = (
-        ExpertSplit(rollout.expert_parallel, rollout.expert_width),
-        factored_mesh(devices),
-    )
+    experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width)
+    mesh = factored_mesh(devices)
     return layout_chain(mesh, model, kernels, experts=experts, fsdp_size=fsdp_size)
 
 

@@ -118,7 +118,8 @@ class FoundRewardModel:
         policy = Policy.from_config(padded_for(devices, self.shape))
         dtype = DTYPES[self.role.compute.dtype]
         layout = layout_of(policy.config, devices, dtype, division)
-        model, shapes = RoleModel(self.role, policy, layout), _shapes(options, texts, layout)
+        model = RoleModel(self.role, policy, layout)
+        shapes = _shapes(options, texts, layout)
         scorer = TextScorer(model.reader(shapes), shapes)
         scores = RewardModel(
             self.role.name,
@@ -163,7 +164,8 @@ def find_reward_model(
 
 def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, longest: int) -> int:
     """Returns the most tokens of a text, in rollouts of up to `longest` tokens of the policy."""
-    asked, context = options.max_length, shape.max_position
+    asked = options.max_length
+    context = shape.max_position
     if asked is None:
         return min(context, max(LEAST_LENGTH, 2 * longest))
     expected = f"at most the {context:,} tokens of the context of {name!r}"
@@ -204,13 +206,12 @@ def check_room(
       UserError: a device has less memory than that pass needs.
     """
     for spec, one in models.items():
-        programs, weights, resident = (
-            one.reader.programs,
-            max(memory.weights.values()),
-            memory.resident,
-        )
+        programs = one.reader.programs
+        weights = max(memory.weights.values())
+        resident = memory.resident
         if (held := alone(one.reader)) is not None:
-            weights, resident = 0, held
+            weights = 0
+            resident = held
         taken = max((programs.bytes_taken(key) or 0 for key in programs), default=0)
         held = resident + shard_bytes(one.reader.visiting)
         if (needed := held + weights + taken) > memory.limit:

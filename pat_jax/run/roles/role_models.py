@@ -87,7 +87,8 @@ def model_of(
       UserError: there is no such model, or it does not fit the policy: its tokens, its context or
         its heads.
     """
-    of_policy, split = policy.policy.config, policy.layout.split
+    of_policy = policy.policy.config
+    split = policy.layout.split
     shape = replace(of_policy, head=role.head)
     if role.source:
         shape = padded_for(devices, _fitting_shape(role, policy, longest))
@@ -118,7 +119,8 @@ def _fitting_shape(role: Role, policy: RoleModel, longest: int) -> ModelConfig:
             f"option --{role.option} is {role.source!r}: expected a Hugging Face checkpoint directory or a model of "
             "the Hub as owner/name, but there is no such directory."
         )
-    option, (other, texts, shorter) = f"{role.name}.model", _ADVICE[role.name]
+    option = f"{role.name}.model"
+    other, texts, shorter = _ADVICE[role.name]
     tokens = _other_tokens(role, shape, policy)
     require(not tokens, option, role.source, f"{tokens}; {other}")
     require(
@@ -141,7 +143,8 @@ def _other_tokens(role: Role, shape: ModelConfig, policy: RoleModel) -> str:
     folder = policy.role.source
     if why := other_tokens(shape, role.source, policy.policy.config, folder, role.name):
         return why
-    tokens, of_policy = tokens_in(role.source), tokens_in(folder)
+    tokens = tokens_in(role.source)
+    of_policy = tokens_in(folder)
     if not of_policy:
         return ""
     if role.name == CRITIC and max(of_policy) >= shape.vocab_size:

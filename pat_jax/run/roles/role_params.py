@@ -53,7 +53,8 @@ def freeze_bases(roles: Roles, seed: int) -> Mapping[str, int | None]:
 
 
 def _base(roles: Roles, trainer: Trainer, seed: int) -> Params:
-    trained, model = trainer.trained, roles.models[trainer.title]
+    trained = trainer.trained
+    model = roles.models[trainer.title]
     if model.role.source:
         return loaded(model, trained.base_shardings, trained.compute_dtype, seed)
     policy = roles.policy.trained
@@ -72,7 +73,8 @@ def initial_params(
     Args:
       origin: the policy's parameters, for a model that begins with them.
     """
-    trained, asked = trainer.trained, model.role.trained
+    trained = trainer.trained
+    asked = model.role.trained
     if trained.lora is None:
         if origin is not None and not model.role.source:
             return _copied(origin, trained.abstract)

@@ -37,7 +37,8 @@ class Rollouts:
     @classmethod
     def of(cls, asked: EngineChoice, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
         """Returns the rollouts of a run that trains `policy`."""
-        platform, longest = devices[0].platform, asked.rollout.max_length
+        platform = devices[0].platform
+        longest = asked.rollout.max_length
         drafts = wanted_drafts(asked.speculation, policy, platform, longest, folder=asked.model)
         kept = rollout_policy(policy, asked.rollout.weights, build_lora(asked.lora, policy))
         return cls(asked, kept, devices, drafts)
@@ -57,7 +58,8 @@ class Rollouts:
     def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
         """Returns the memory that each layout takes of a device. A layout that a rollout may start
         in has to fit. `resident` has shapes and shardings of other arrays on the devices."""
-        rollout, choice = self.asked.rollout, self.asked.layouts
+        rollout = self.asked.rollout
+        choice = self.asked.layouts
         held = {"resident": resident, "drafter": self.drafter, "limit": self.device_bytes}
         memory = memory_alone(self.policy, layouts, rollout, self.dtype, **held)
         starts = list(layouts) if choice.is_planned else list(layouts)[:1]
@@ -74,7 +76,8 @@ class Rollouts:
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
         """Builds the engine; `resident` is as in `memory_alone`."""
-        rollout, drafts = self.asked.rollout, self.drafts
+        rollout = self.asked.rollout
+        drafts = self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout.device_memory_gib, self.devices)
         return RolloutEngine(
@@ -100,7 +103,8 @@ def other_kernels(
 ) -> Kernels | None:
     """Checks the engine's kernels on its devices, and those named in `also`. Returns the kernels to
     use instead, or None if all of the engine's own work."""
-    layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
+    layouts = list(engine.layouts.values())
+    drafts = engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,
         engine.policy.config,

@@ -79,7 +79,8 @@ def padding_of(tokenizer: HuggingFaceTokenizer) -> tuple[int, str]:
     """Returns the token that pads the texts of a trained reward model, and its text, if it is a
     special one: that of config.json, else the tokenizer's, else the end-of-sequence token, as in
     TRL. The score is read at the last token that is another one."""
-    path, texts = tokenizer.directory / CONFIG_FILE, tokenizer.special.texts
+    path = tokenizer.directory / CONFIG_FILE
+    texts = tokenizer.special.texts
     named = read_json_object(path).get("pad_token_id") if path.is_file() else None
     pad_id = named if isinstance(named, int) and named in texts else tokenizer.pad_id
     return pad_id, texts.get(pad_id, "")

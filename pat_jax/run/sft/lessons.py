@@ -80,7 +80,8 @@ class ExampleLessons(Lessons[Example]):
 
     tokens_per_byte: float | None = None  # of held-out text; None: examples, or none held out
 
-    KIND, TITLE = "examples", "supervised fine-tuning"
+    KIND = "examples"
+    TITLE = "supervised fine-tuning"
     FILES = ".json, .jsonl or .parquet files of examples, text files or folders"
 
     @property
@@ -103,7 +104,8 @@ class ExampleLessons(Lessons[Example]):
         return measured
 
     def words(self, measured: Mapping[str, Any], many: int) -> str:
-        bits, what = measured.get("eval/bits_per_byte"), "examples"
+        bits = measured.get("eval/bits_per_byte")
+        what = "examples"
         if bits is not None:
             what = f"rows, {bits:.3f} bits per byte"
         return f"held-out loss {measured['eval/loss']:.4f} ({many} {what})"
@@ -136,7 +138,9 @@ class RewardLessons(_PairLessons):
     center_coef: float = 0.0
     has_margin: bool = False
 
-    KIND, TITLE, HEAD = "pairs", "reward model", "scalar"
+    KIND = "pairs"
+    TITLE = "reward model"
+    HEAD = "scalar"
 
     @property
     def loss(self) -> Loss:
@@ -163,7 +167,8 @@ class PreferenceLessons(_PairLessons):
     beta: float = 0.1
     label_smoothing: float = 0.0
 
-    KIND, TITLE = "pairs of a policy", "direct preference optimization"
+    KIND = "pairs of a policy"
+    TITLE = "direct preference optimization"
 
     @property
     def loss(self) -> Loss:

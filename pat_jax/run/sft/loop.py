@@ -81,8 +81,11 @@ class SftRun:
     """One run that learns from files, from compilation to the export."""
 
     def __init__(self, setup: SftSetup, signals: StopSignals, command: str = "sft"):
-        self.setup, self.trainer, self.lessons = setup, setup.trainer, setup.lessons
-        self.config, self.signals = setup.config, signals
+        self.setup = setup
+        self.trainer = setup.trainer
+        self.lessons = setup.lessons
+        self.config = setup.config
+        self.signals = signals
         self.learning_rate = setup.roles.learning_rates[self.trainer.name]
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
@@ -101,11 +104,14 @@ class SftRun:
 
     def compile(self) -> float:
         """Compiles the programs of the update. Returns the seconds that it took."""
-        setup, notify = self.setup, self.files.progress.print
+        setup = self.setup
+        notify = self.files.progress.print
         for line in setup.note.splitlines():
             notify(line)
-        learning, lora = self.lessons.TITLE, self.trainer.trained.lora
-        model, dtype = self.config.model, self.config.compute_dtype
+        learning = self.lessons.TITLE
+        lora = self.trainer.trained.lora
+        model = self.config.model
+        dtype = self.config.compute_dtype
         notify(introduction(model, setup.policy, setup.devices, dtype, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
@@ -116,9 +122,11 @@ class SftRun:
 
     def begin(self) -> Position:
         """Restores parameters, optimizer and cursor from the checkpoint, or initializes them."""
-        config, roles = self.config, self.setup.roles
+        config = self.config
+        roles = self.setup.roles
         self.files.tell_changes()
-        policy, checksums = roles.models[POLICY], freeze_bases(roles, config.seed)
+        policy = roles.models[POLICY]
+        checksums = freeze_bases(roles, config.seed)
         found = self.files.restore({"train": self.trainer.abstract_state})
         if found is None:
             state = self.trainer["init_state"](initial_params(policy, self.trainer, config.seed))
@@ -128,7 +136,8 @@ class SftRun:
         resume_reference(roles, config.run_dir, step)
         check_bases(meta, checksums, config.run_dir, roles.models, config.seed)
         with self.files.checkpoints.as_written(step):
-            drawn, examples = declared(Drawn.from_json(meta)), meta["examples"]
+            drawn = declared(Drawn.from_json(meta))
+            examples = meta["examples"]
         if examples != self.setup.examples.checksum:
             told = "resumed with other examples than before, or in another order"
             self.files.progress.print(told)
@@ -136,7 +145,8 @@ class SftRun:
 
     def learn(self, begun: Position) -> Position:
         """Runs all steps that are left. Returns the position after the last."""
-        position, whole = begun, begun.whole(self.setup.examples.checksum)
+        position = begun
+        whole = begun.whole(self.setup.examples.checksum)
         with steps_after(whole, self.files, self.signals) as steps:
             while position.step < self.setup.steps:
                 position = self.iterate(steps, position)
@@ -145,7 +155,8 @@ class SftRun:
 
     def iterate(self, steps: Steps, position: Position) -> Position:
         """Evaluates if that is due, and learns from one batch. Returns the position after it."""
-        setup, clock = self.setup, steps.clock
+        setup = self.setup
+        clock = steps.clock
         if (every := self.config.eval.every) and position.step % every == 0:
             self.evaluate(steps, position)
         clock.reset()
@@ -156,7 +167,8 @@ class SftRun:
             with clock("update"):
                 batch = setup.roles.read(batch)
                 state, result = self.trainer.update(position.state, batch)
-            step, drawn = position.step + 1, position.drawn.plus(examples)
+            step = position.step + 1
+            drawn = position.drawn.plus(examples)
             position = replace(position, step=step, state=state, drawn=drawn)
             measured: dict[str, Any] = dict(result.metrics)
             steps.learned(position.whole(setup.examples.checksum), measured)

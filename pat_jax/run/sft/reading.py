@@ -128,7 +128,8 @@ class _Found(Generic[Each]):
 
 
 def _read(asked: HeldoutConfig, names: Sequence[str], reader: _Reader[Each]) -> _Found[Each]:
-    files, heldout = find_data("data", names), asked.data
+    files = find_data("data", names)
+    heldout = asked.data
     evaluated_files = find_data("eval.data", heldout, split="test")
     is_split = asked.every > 0 and not heldout
     read = reader.read(files, asked.share if is_split else 0.0)

@@ -79,7 +79,8 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
         config.epochs * lessons.train.batches_per_epoch(config.batch_size)
     )
     _check_warmup(config.optimizer.warmup_steps, steps)
-    memory, dtype = memory_limit(config.device_memory_gib, devices), DTYPES[config.compute_dtype]
+    memory = memory_limit(config.device_memory_gib, devices)
+    dtype = DTYPES[config.compute_dtype]
     layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
     budget = config.tokens_per_micro_batch
     shapes = row_shapes(config.max_length, budget, layout.split.dp, lessons.TEXTS)
@@ -113,7 +114,8 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
 def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelConfig, str]:
     """Returns the options with every `auto` settled, the model's shape, and the note of
     `settled_examples`."""
-    kind, has_weights = kind_of(config), is_checkpoint(config.model)
+    kind = kind_of(config)
+    has_weights = is_checkpoint(config.model)
     model = shape_of_model(config.model, kind.HEAD)
     config.lora.check_base(config.model)
     if not config.data.files:

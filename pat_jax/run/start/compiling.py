@@ -99,7 +99,8 @@ def compile_update(
     update does not fit a device, which has `limit` bytes."""
     trainer = roles.policy
     for rows, length in trainer.largest:
-        layout, experts = trainer.layout, trainer.policy.config.experts
+        layout = trainer.layout
+        experts = trainer.policy.config.experts
         of_layout = layout, layout.platform, rows * length // layout.split.dp
         if form := form_of_update(options.compute.experts, experts, *of_layout):
             log.info("%s", form)

@@ -27,7 +27,9 @@ class EarlierIterations:
     of token ids; `empty` is the store that `put` fills."""
 
     def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
-        self._files, self._tokenizer, self.responses = files, tokenizer, empty
+        self._files = files
+        self._tokenizer = tokenizer
+        self.responses = empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
         """Adds the responses of an iteration, truncated ones included."""
@@ -82,7 +84,8 @@ def recall(
 
 def describe_sources(num_generations: int, earlier: EarlierResponses) -> str:
     """Returns a sentence on what drafts of a run are copied from, and what is missing."""
-    own, others = "drafts are copied from a response's own text", num_generations - 1
+    own = "drafts are copied from a response's own text"
+    others = num_generations - 1
     siblings = f"{others} to its prompt" if others else "none to its prompt (one is sampled)"
     before = "none of earlier iterations yet"
     if len(earlier):

@@ -23,7 +23,8 @@ from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.trainer import Trainer
 
 FOLDER = "exit_head"  # in the run's folder, with a file for each checkpoint
-_WHAT, _KEPT = "exit head", "heads of first layers"
+_WHAT = "exit head"
+_KEPT = "heads of first layers"
 _HEAD = ".params"  # the head's name among the leaves of a `TrainState`
 
 
@@ -31,7 +32,8 @@ class LearnedHead:
     """An exit head that a run trains, saved beside each of its checkpoints."""
 
     def __init__(self, trainer: ExitHeadTrainer, files: SideFiles):
-        self.trainer, self._files = trainer, files
+        self.trainer = trainer
+        self._files = files
 
     def save(self, step: int) -> None:
         """Writes the head's state, before the checkpoint of `step`. Skips it if a failed step has
@@ -48,7 +50,8 @@ class LearnedHead:
         return self._files.restore(step, self._take, lost)
 
     def _take(self, content: bytes) -> None:
-        own, found = _named(self.trainer.state), of_bytes(content, self.trainer.depth)
+        own = _named(self.trainer.state)
+        found = of_bytes(content, self.trainer.depth)
         there, here = ({name: x.shape for name, x in each.items()} for each in (found, own))
         if there != here:
             raise ValueError("is the head of another model")
@@ -58,7 +61,8 @@ class LearnedHead:
 def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
     """Returns the content of a file. `depth` is the number of layers before the head; `leaves` is
     its training state, by name."""
-    arrays, named = io.BytesIO(), dict[str, Any](leaves)
+    arrays = io.BytesIO()
+    named = dict[str, Any](leaves)
     # Without allow_pickle: NumPy before 2.2 would write it as one more array.
     np.savez(arrays, **named)
     return as_file(_WHAT, {"layer": depth}, arrays.getvalue())
@@ -86,7 +90,8 @@ def _named(state: object) -> dict[str, np.ndarray]:
 def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | None, str]:
     """Returns the exit head of a run's checkpoint, a float32 matrix [embed, embed], and "". If the
     head cannot be used: None, and a sentence on why. Without early-exit drafts: None and ""."""
-    depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
+    depth = engine.specs.drafts.exit_layer
+    embed = engine.policy.config.embed_dim
     if not depth:
         return None, ""
     heads: list[np.ndarray] = []

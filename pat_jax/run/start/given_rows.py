@@ -146,7 +146,8 @@ def _remove(files: Iterable[Path], run: Path | None) -> None:
 def _check_section(name: str, value: Mapping[str, Any]) -> None:
     """Raises UserError for a DatasetDict, which has all splits of a dataset."""
     if hasattr(value, "column_names"):
-        kind, splits = type(value).__name__, ", ".join(map(str, value))
+        kind = type(value).__name__
+        splits = ", ".join(map(str, value))
         raise UserError(
             f"{name} is a {kind} of the splits {splits}: expected one of them; give it, "
             f"such as {name}=dataset['train']."

@@ -42,7 +42,8 @@ def set_names(words: Sequence[str]) -> list[str]:
     found: list[str] = []
     for word in words:
         own = metric_name(_telling(word))
-        name, number = own, 1
+        name = own
+        number = 1
         while name in found:
             number += 1
             name = f"{own}_{number}"

@@ -57,7 +57,9 @@ class Beginning:
 def begin(setup: Setup, run: OpenRun) -> Beginning:
     """Returns the initial state of a run. For a resumed run, raises UserError if every checkpoint
     is damaged, or if its adapters belong to another base."""
-    config, roles, trainer = setup.config, setup.roles, setup.trainer
+    config = setup.config
+    roles = setup.roles
+    trainer = setup.trainer
     seed = config.seed
     checksums = freeze_bases(roles, seed)
     load_frozen(roles)
@@ -100,7 +102,8 @@ def _warm_start(setup: Setup, state: TrainState, progress: Progress) -> TrainSta
     task. The optimizer's moments are reset. The buffers of `state` are donated."""
     if not (steps := setup.config.warm_start.steps):
         return state
-    start, trainer = time.perf_counter(), setup.trainer
+    start = time.perf_counter()
+    trainer = setup.trainer
     batches = _batches(setup.task, setup.roles.micro_shapes, setup.config.seed)
     for step, shown in zip(range(steps), batches, strict=False):
         state, result = trainer.supervised_step(state, shown)

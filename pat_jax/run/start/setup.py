@@ -151,7 +151,8 @@ def _built(
     kernels: Kernels | None = None,
     reward_models: RewardModels | None = None,
 ) -> Setup:
-    config, model = settled.config, settled.model
+    config = settled.config
+    model = settled.model
     places = Places.of(config.placement, devices, config.on_one_base)
     if places.is_split:
         owned_arrays.register()
@@ -163,8 +164,9 @@ def _built(
     placed = PlacedLayouts.of(
         model, places, config.rollout, config.layout_choice, config.fsdp_size, kernels
     )
-    first, layouts, dropped = placed.policy, placed.rollouts, [*placed.dropped]
-    models = _models(config, policy, first, places)
+    layouts = placed.rollouts
+    dropped = [*placed.dropped]
+    models = _models(config, policy, placed.policy, places)
     fingerprint = check_resumed(config, fingerprint_of(models))
     if reward_models is None:
         reward_models = _reward_models(config, places["reward"])
@@ -182,7 +184,8 @@ def _built(
         kept, more = worth_planning(config.rollout, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, handles.build(kept, rest)
+            layouts = kept
+            roles = handles.build(kept, rest)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -290,5 +293,6 @@ def settled_options(
 ) -> tuple[Options, str]:
     """Fills in the `auto` options for this model and these devices (`config.by_model.settled`).
     Returns them with a note on what was shortened."""
-    context, platform = model.max_position, devices[0].platform
+    context = model.max_position
+    platform = devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))

@@ -140,7 +140,8 @@ def load_task(asked: TaskChoice, tokenizer: Tokenizer) -> Task:
     files = find_files("data", asked.data.files)
     splits = read(files, heldout_share=HELDOUT_SHARE if is_split else 0.0)
     _check_train(splits, asked.rollout.prompts_per_step)
-    sets, notes = {HELDOUT: splits} if is_split else {}, [note_of(tokenizer), str(splits)]
+    sets = {HELDOUT: splits} if is_split else {}
+    notes = [note_of(tokenizer), str(splits)]
     for name, found in read_sets("eval.data", asked.eval.data, read).items():
         sets[name] = found
         notes.append(f"{found}{_overlap(splits.train, found.heldout)}")

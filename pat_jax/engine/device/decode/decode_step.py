@@ -104,7 +104,8 @@ class DecodeStep:
         Int16[Array, "rows length layers k"],
     ]:
         """Returns logits, the caches with these tokens written, and the experts of each token."""
-        model, partition = self.policy.bind(params), ManualPartition(self.layout)
+        model = self.policy.bind(params)
+        partition = ManualPartition(self.layout)
         hidden, written, routed = model(
             tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
         )

@@ -41,7 +41,8 @@ def draw(
       drawn: number of pages taken from the reserve before.
       most: the most pages that a row takes.
     """
-    column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
+    column = jnp.arange(tables.shape[1])[None]
+    held = num_held(tables)
     first = drawn + jnp.cumsum(more) - more
     for n in range(most):
         page = ring[(first + n) % len(ring)]

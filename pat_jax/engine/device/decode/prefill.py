@@ -39,7 +39,8 @@ def prefill(
         params: Params, pool: Pool, tokens: Array, start: Array, tables: Array, recorded: Array
     ) -> tuple[Pool, Int16[Array, "blocks page_size layers k"]]:
         positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
-        model, partition = policy.bind(params), ManualPartition(layout)
+        model = policy.bind(params)
+        partition = ManualPartition(layout)
         caches = tuple(PagedLayer(*pages, tables) for pages in pool)
         _, written, routed = model(
             tokens, positions, caches, recorded=recorded, partition=partition, dtype=dtype
@@ -77,5 +78,6 @@ def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
             pool,
         )
 
-    pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    pool = layout.spec(*KV_AXES)
+    batch = layout.spec("batch")
     return by_shard(layout, run, (pool, batch, batch), pool)

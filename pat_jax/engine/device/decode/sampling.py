@@ -109,7 +109,8 @@ def likeliest(
 
 def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]) -> Seen:
     """Returns `seen` with each row's new `tokens` added to its text and to its response."""
-    rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
+    rows = jnp.arange(seen.shape[0])[:, None]
+    words = tokens // 32
     bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
     # Adding bits gives their union only if each comes once: only the first of equal tokens counts.
     is_same = (tokens[:, :, None] == tokens[:, None]) & is_new[:, None]
@@ -187,7 +188,8 @@ def _floor(logits: Array, divisor: Array, options: RowSampling) -> Float[Array, 
     Equally likely tokens survive together or not at all.
     """
     largest = jnp.max(logits, axis=-1)
-    has_k, has_p = options.top_k > 0, options.top_p < 1.0
+    has_k = options.top_k > 0
+    has_p = options.top_p < 1.0
     k_floor = _highest_level(logits, 1.0, options.top_k.astype(jnp.float32), has_k)
     probs = jnp.where(logits < k_floor, 0.0, jnp.exp(scaled(logits, largest, divisor)))
     p_floor = _highest_level(logits, probs, options.top_p * jnp.sum(probs, axis=-1), has_p)

@@ -79,8 +79,9 @@ class ModelDrafter(Drafter):
         accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to zeros
         (`Transformer._embed`).
         """
-        step, rows, drafting = asked.step, moving.rows, moving.drafting
-        row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
+        step, rows = asked.step, moving.rows
+        drafting = moving.drafting
+        row = jnp.arange(len(rows.running))
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
             line = two_each(rows.running, position)
@@ -98,8 +99,9 @@ class ModelDrafter(Drafter):
             assert written is not None  # caches went in
             newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
             known = self.model.config.vocab_size
-            logits = of_size(model.logits(newest, partition)[:, :known], padded)
-            return logits, tuple(map(kept, written))
+            logits = model.logits(newest, partition)[:, :known]
+            of_policy = step.policy.config.padded_vocab_size
+            return of_size(logits, of_policy), tuple(map(kept, written))
 
         proposal, written = generated(asked, moving, drafting.previous, pass_, drafting.pool)
         return proposal, moving._replace(drafting=drafting._replace(pool=written))
@@ -109,11 +111,11 @@ class ModelDrafter(Drafter):
     ) -> tuple[ModelDrafting, Counts]:
         del asked
         counts = counted(moving, proposal, accepted)
-        drafting, count = moving.drafting, accepted.count
+        count = accepted.count
         before = jnp.concatenate([moving.rows.last_token[:, None], accepted.tokens], axis=1)
         before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-        previous = jnp.where(count > 0, before, drafting.previous)
-        return drafting._replace(previous=previous), counts
+        previous = jnp.where(count > 0, before, moving.drafting.previous)
+        return moving.drafting._replace(previous=previous), counts
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Params:
         return whole_params(self.model, layout, shapes.dtype)
@@ -128,7 +130,8 @@ class ModelDrafter(Drafter):
         return shapes.buckets.draft_pages(split, self.drafts, shapes.page_size)
 
     def pool(self, layout: Layout, shapes: DraftShapes) -> Pool:
-        own, pages = whole_on_each(layout), self.pages(layout.split, shapes)
+        pages = self.pages(layout.split, shapes)
+        own = whole_on_each(layout)
         return abstract_pool(self.model.config, own, pages, shapes.page_size, shapes.dtype)
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> ModelDrafting:
@@ -142,16 +145,17 @@ class ModelDrafter(Drafter):
         return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
 
     def declare(self, table: ProgramTable, layout: Layout, shapes: DraftShapes) -> None:
-        split, pool, own = layout.split, self.pool(layout, shapes), whole_on_each(layout)
+        pool = self.pool(layout, shapes)
+        own = whole_on_each(layout)
         table.declare(
-            Key("draft_allocate", split),
+            Key("draft_allocate", layout.split),
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
             out_shardings=own.sharding(*KV_AXES),
         )
         blocks = shapes.prefill_blocks
         for length in shapes.buckets.lengths:
             table.declare(
-                Key("draft_prefill", split, blocks, length),
+                Key("draft_prefill", layout.split, blocks, length),
                 prefill(self.model, own, shapes.dtype),
                 self.params(layout, shapes),
                 pool,
@@ -168,7 +172,8 @@ class ModelDrafter(Drafter):
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
     """Returns a line of two tokens per row: at `position` and before it, or at 0 and 1."""
-    row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
+    row = jnp.repeat(jnp.arange(len(running)), 2)
+    turn = jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
 
@@ -183,8 +188,11 @@ class DraftCache(DraftFeed):
     """The draft model's cache of one rollout."""
 
     def __init__(self, drafter: ModelDrafter, rollout: Rollout):
-        self.drafter, self.shapes, self.params = drafter, rollout.shapes, rollout.params
-        self.programs, self.responses = rollout.programs, rollout.responses
+        self.drafter = drafter
+        self.shapes = rollout.shapes
+        self.params = rollout.params
+        self.programs = rollout.programs
+        self.responses = rollout.responses
         self._split: Split | None = None  # the layout of the pool
         self._pool: Pool = ()
         self._tables: BlockTables | None = None
@@ -226,8 +234,8 @@ class DraftCache(DraftFeed):
         return before._replace(tables=self._put_tables(layout, length))
 
     def _put_tables(self, layout: Layout, length: int) -> jax.Array:
-        row_to_sequence = self.responses.table.row_to_sequence
-        return layout.put(self.tables.rows(row_to_sequence, self.shapes.width(length)), "batch")
+        rows = self.responses.table.row_to_sequence
+        return layout.put(self.tables.rows(rows, self.shapes.width(length)), "batch")
 
     @property
     def tables(self) -> BlockTables:
@@ -243,20 +251,24 @@ class DraftCache(DraftFeed):
         """Notes how many tokens of each sequence are in the cache, after bursts with drafts.
 
         The last token of a fully accepted draft may be missing in the cache."""
-        seen = self.responses.table.length[self._drafting] - 2
-        self.known[self._drafting] = np.maximum(seen, 0)
+        known = self.responses.table.length[self._drafting] - 2
+        self.known[self._drafting] = np.maximum(known, 0)
         self._drafting = np.zeros(0, np.int64)
 
     def _begin(self, layout: Layout) -> None:
         self.delete()
-        self._split, self.known[:] = layout.split, 0
+        self._split = layout.split
+        self.known[:] = 0
         self._pool = self.programs[Key("draft_allocate", layout.split)]()
-        pages, size = self.drafter.pages(layout.split, self.shapes), self.shapes.page_size
+        pages = self.drafter.pages(layout.split, self.shapes)
+        size = self.shapes.page_size
         self._tables = BlockTables(self.responses.table, num_pages=pages, page_size=size)
 
     def _give_pages(self) -> None:
-        table, tables = self.responses.table, self.tables
-        running, replica = table.running, table.replica(table.running)
+        table = self.responses.table
+        running = table.running
+        replica = table.replica(running)
+        tables = self.tables
         is_here = np.zeros(len(table), bool)
         is_here[running[tables.replica[running] == replica]] = True
         gone = np.flatnonzero((tables.count > 0) & ~is_here)
@@ -266,9 +278,10 @@ class DraftCache(DraftFeed):
         tables.extend(self.shapes.ahead)
 
     def _catch_up(self, layout: Layout) -> None:
-        table, shapes = self.responses.table, self.shapes
-        running, size = table.running, shapes.page_size
-        start = self.known[running] // size * size
+        table = self.responses.table
+        running = table.running
+        shapes = self.shapes
+        start = self.known[running] // shapes.page_size * shapes.page_size
         stop = table.length[running] - 1
         is_behind = self.known[running] < stop
         spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))

@@ -26,10 +26,13 @@ class EarlyExit(Drafter):
     """
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        step, rows, depth = asked.step, moving.rows, self.drafts.exit_layer
+        step = asked.step
+        rows = moving.rows
+        depth = self.drafts.exit_layer
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
-            model, partition = step.policy.bind(asked.params), ManualPartition(step.layout)
+            model = step.policy.bind(asked.params)
+            partition = ManualPartition(step.layout)
             row = jnp.arange(len(rows.running))
             line = Line(row, rows.running, jnp.zeros_like(row), row[:, None], position)
             hidden, written, _ = model(
@@ -44,7 +47,8 @@ class EarlyExit(Drafter):
             logits = model.logits(exit_hidden(hidden[0], asked.own_params), partition)
             return logits, tuple(map(kept, written))
 
-        no_matter, caches = rows.last_token, moving.caches
+        no_matter = rows.last_token
+        caches = moving.caches
         proposal, written = generated(asked, moving, no_matter, pass_, caches[:depth])
         return proposal, moving._replace(caches=(*written, *caches[depth:]))
 
@@ -56,7 +60,8 @@ class EarlyExit(Drafter):
 
     def params(self, layout: Layout, shapes: DraftShapes) -> jax.ShapeDtypeStruct:
         """Returns the shape of the exit head, whole on every device like the activations."""
-        embed, whole = shapes.model.embed_dim, layout.sharding()
+        embed = shapes.model.embed_dim
+        whole = layout.sharding()
         return jax.ShapeDtypeStruct((embed, embed), shapes.dtype, sharding=whole)
 
     def learned(

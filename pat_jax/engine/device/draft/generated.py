@@ -36,7 +36,8 @@ def generated(
       pass_: one forward pass of the model.
       caches: the caches that `pass_` writes to.
     """
-    rows, count = moving.rows, asked.num_draft_tokens
+    rows = moving.rows
+    count = asked.num_draft_tokens
     num_rows = len(rows.running)
 
     def one_more(turn: Int[Array, ""], carry: tuple) -> tuple:
@@ -63,8 +64,11 @@ def _drawn(
     proposed: Int[Array, "rows draft"],
 ) -> Int[Array, " rows"]:
     """The token of each row after `position`, sampled from `logits` as the policy would."""
-    step, rows, row = asked.step, moving.rows, jnp.arange(len(proposed))
-    key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
+    step = asked.step
+    rows = moving.rows
+    row = jnp.arange(len(proposed))
+    key = asked.keys[moving.output.emitted + turn, row]
+    ahead = Ahead(row, proposed)
     endings = step.endings(rows)
     # The compiler drops the computation of the likeliest tokens, which are not used.
     drawn = step.draw(logits, None, key, position, rows.sampling, moving.seen, endings, ahead)

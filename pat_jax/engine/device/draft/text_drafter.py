@@ -31,10 +31,12 @@ class TextDrafter(Drafter):
     """Proposes n-gram drafts: what followed the longest match of each row's newest tokens."""
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        rows, drafting = moving.rows, moving.drafting
+        rows = moving.rows
+        drafting = moving.drafting
         newest = self._own(asked, drafting) + rows.position
         draft, branch = find(drafting.text, newest, most=self.drafts.longest)
-        runs, room = met_by(draft, drafting.runs), len(rows.running) * (1 + asked.num_draft_tokens)
+        runs = met_by(draft, drafting.runs)
+        room = len(rows.running) * (1 + asked.num_draft_tokens)
         accept_prob = jnp.asarray(asked.accept_prob)
         length, of_branch = lengths(draft, branch, runs, rows.running, accept_prob, room=room)
         return Proposal(draft, runs, length, (branch, of_branch)), moving
@@ -42,7 +44,9 @@ class TextDrafter(Drafter):
     def catch_up(
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Drafting, Counts]:
-        rows, drafting, own = moving.rows, moving.drafting, self._own(asked, moving.drafting)
+        rows = moving.rows
+        drafting = moving.drafting
+        own = self._own(asked, moving.drafting)
         draft, runs, length, branch = proposal
         tokens, count, on_draft, on_branch, taken = accepted
         assert branch is not None, "texts have branches"
@@ -84,7 +88,8 @@ class TextFeed(DraftFeed):
     """Lays out the texts that rows draft from, anew for each burst not launched behind another."""
 
     def __init__(self, drafts: Drafts, rollout: Rollout):
-        self.drafts, self.rollout = drafts, rollout
+        self.drafts = drafts
+        self.rollout = rollout
         self._laid_out: Any = None  # the fields of a `Drafting` on the host
 
     @property
@@ -94,7 +99,8 @@ class TextFeed(DraftFeed):
     def prepare(self, shape: Shape) -> None:
         self._laid_out = None
         if shape.num_draft_tokens:
-            shapes, responses = self.rollout.shapes, self.rollout.responses
+            shapes = self.rollout.shapes
+            responses = self.rollout.responses
             own = own_columns(shapes.tokens(shape.length), self.drafts)
             room = text_room(self.drafts, shape.length, shapes)
             text, borders = texts(responses, room, own, self.rollout.earlier)

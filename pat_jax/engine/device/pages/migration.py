@@ -23,7 +23,8 @@ class Migration:
 
     def __init__(self, programs: ProgramTable, source: Layout, target: Layout):
         self.programs = programs
-        self.source, self.target = source.split, target.split
+        self.source = source.split
+        self.target = target.split
         self.exchange = Exchange.between(source, target)
         self.members = self.exchange.members
         self.waits = source.backend.waits
@@ -40,11 +41,15 @@ class Migration:
         Returns:
           The pool, and the bytes sent.
         """
-        num_replicas, exchange = self.exchange.narrow.split.dp, self.exchange
-        sent, due, most_parts = 0, 0, 0
+        num_replicas = self.exchange.narrow.split.dp
+        exchange = self.exchange
+        sent = 0
+        due = 0
+        most_parts = 0
         waiting: dict[int, tuple[Buffer, ...]] = {}
         for number, shipment in enumerate(shipments):
-            size, earlier = shipment.round.size, (shipments[k].round for k in waiting)
+            size = shipment.round.size
+            earlier = (shipments[k].round for k in waiting)
             held = sum(step.size * exchange.arrived(step) for step in earlier)
             most_parts = max(most_parts, held + size * exchange.staged)
             waiting[number] = self._send(shipment, pool)
@@ -57,7 +62,8 @@ class Migration:
         return pool, MovedBytes(sent, due, part * most_parts)
 
     def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
-        size, replica = shipment.round.size, shipment.round.replica
+        size = shipment.round.size
+        replica = shipment.round.replica
         pack = self.programs[Key("pack", self.source, size, target=self.target)]
         pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
         # An empty slot sends the null page's content, which is dropped on arrival.
@@ -100,8 +106,10 @@ def shifted(
       pool: the layout's pool; consumed.
       moves: no page may arrive where another page of `moves` has to leave.
     """
-    split, part = layout.split, part_bytes(layout, pool)
-    sent, largest = 0, 0
+    split = layout.split
+    part = part_bytes(layout, pool)
+    sent = 0
+    largest = 0
     for shift in shifts(moves, split.dp):
         size = shift.old_page.shape[1]
         pack = programs[Key("pack", split, size, target=split)]
@@ -110,7 +118,8 @@ def shifted(
         if layout.backend.waits:
             jax.block_until_ready(arrived)
         pool = programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
-        sent, largest = sent + shift.old_page.size, max(largest, size)
+        sent = sent + shift.old_page.size
+        largest = max(largest, size)
     sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
     return pool, MovedBytes(sent, due, 2 * part * largest)
 

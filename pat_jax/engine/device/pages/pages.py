@@ -60,7 +60,8 @@ class Exchange:
         buffers of `all`; int[wide replicas, members]."""
         # Narrow replicas count (heads, copies, remaining DP), outermost first; the gather over
         # `copies` comes last and so lies outside the all-to-all over `heads`.
-        heads, copies = self.num_heads, self.wide.size(self.copies)
+        heads = self.num_heads
+        copies = self.wide.size(self.copies)
         replicas = np.arange(self.narrow.split.dp).reshape(heads, copies, self.wide.split.dp)
         return replicas.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
 
@@ -135,7 +136,8 @@ class Exchange:
 
     def _of(self, replica: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """The function that every device runs in a round of `replica`."""
-        num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
+        num_heads = self.num_heads
+        dp_axes = self.narrow.dp_axes
         members = next(row for row in self.members.tolist() if replica in row)
         axes, place = _in_mesh_order(self.narrow)
 

@@ -156,13 +156,14 @@ class DecodeFunctions:
         until: Until,
         own_params: Any,
     ) -> tuple[DecodeState, BurstOutput]:
-        pace, rows, page_size = self.pace(num_draft_tokens), state.rows, state.pool[0].keys.shape[2]
-        most, start = num_pages_for(pace.burst_tokens, page_size), rows.position
-        output = self._nothing_generated(rows, pace, most)
+        pace = self.pace(num_draft_tokens)
+        rows = state.rows
+        page_size = state.pool[0].keys.shape[2]
+        most_pages = num_pages_for(pace.burst_tokens, page_size)
+        output = self._nothing_generated(rows, pace, most_pages)
         (ring,), (filled,) = reserved.pages, reserved.filled  # one replica
         loop = _Loop(layout, pace, page_size, ring, filled, until)
         keys = _keys_ahead(rows, pace.burst_tokens)
-        tables, (drawn,) = state.tables, state.drawn
         one = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
 
         def step(tables: Array, moving: Moving) -> Moving:
@@ -174,15 +175,15 @@ class DecodeFunctions:
             )
             return verify(self.drafter, asked, moving)
 
-        caches = self._begin(layout, state.pool, tables, start, pace)
+        caches = self._begin(layout, state.pool, state.tables, rows.position, pace)
         moving = Moving(rows, state.seen, state.drafting, Counts.none(), caches, output)
-        held = num_held(tables)
-        done, tables, drawn = loop.run(step, moving, tables, drawn)
-        rows, seen, drafting, counts, caches, output = done
+        moving, tables, drawn = loop.run(step, moving, state.tables, state.drawn[0])
+        rows, seen, drafting, counts, caches, output = moving
         runs = drafting.runs if isinstance(drafting, Drafting) else output.runs
-        pages, told = added(tables, held, most=most), DraftResult(*jax.tree.leaves(counts))
-        output = replace(output, pages=pages, runs=runs, drafted=told)
-        pool = self._end(caches, state.pool, tables, start, rows.position, pace)
+        pages = added(tables, num_held(state.tables), most=most_pages)
+        drafted = DraftResult(*jax.tree.leaves(counts))
+        output = replace(output, pages=pages, runs=runs, drafted=drafted)
+        pool = self._end(caches, state.pool, tables, state.rows.position, rows.position, pace)
         state = DecodeState(rows, seen, pool, tables, drawn[None], drafting)
         return state, _told(output, layout)
 
@@ -193,7 +194,8 @@ class DecodeFunctions:
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
             return jnp.zeros(shape, dtype)
 
-        shape, top = (count, pace.burst_tokens), self.max_logprobs
+        shape = (count, pace.burst_tokens)
+        top = self.max_logprobs
         return BurstOutput(
             tokens=zeros(*shape),
             logprobs=zeros(*shape, dtype=jnp.float32),

@@ -75,7 +75,8 @@ class ProgramSpecs:
 
     @property
     def draft_shapes(self) -> DraftShapes:
-        functions, shapes = self.functions, self.shapes
+        functions = self.functions
+        shapes = self.shapes
         sizes = self.buckets, self.page_size, self.prefill_blocks, shapes.asked_ahead
         return DraftShapes(functions.policy.config, functions.dtype, *sizes)
 
@@ -119,7 +120,8 @@ class ProgramSpecs:
         }
 
     def pool(self, layout: Layout) -> Pool:
-        functions, pages = self.functions, self.pages[layout.split]
+        functions = self.functions
+        pages = self.pages[layout.split]
         return abstract_pool(
             functions.policy.config, layout, pages, self.page_size, functions.dtype
         )
@@ -127,8 +129,9 @@ class ProgramSpecs:
     @property
     def reads(self) -> Reads:
         """What decode steps read of the KV cache: the pages that rows hold, or the whole bucket."""
-        layout, config = next(iter(self.layouts.values())), self.functions.policy.config
-        is_held = reads_what_rows_hold(layout.kernels, self.page_size, config.head_dim)
+        kernels = next(iter(self.layouts.values())).kernels
+        head_dim = self.functions.policy.config.head_dim
+        is_held = reads_what_rows_hold(kernels, self.page_size, head_dim)
         return "held" if is_held else "bucket"
 
     @property
@@ -151,17 +154,16 @@ class ProgramSpecs:
         return num_pages_for(length, self.page_size)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
-        split, params, pool = layout.split, self.params(layout), self.pool(layout)
         for length in self.buckets.lengths:
-            for rows in self.buckets.rows[split]:
+            for rows in self.buckets.rows[layout.split]:
                 for num_draft_tokens in (0, *self.drafts.of(rows)):
                     self._declare_burst(table, layout, rows, length, num_draft_tokens)
             for blocks in set(self.prefill_sizes):
                 table.declare(
-                    Key("prefill", split, blocks, length),
+                    Key("prefill", layout.split, blocks, length),
                     prefill(self.functions.policy, layout, self.functions.dtype),
-                    params,
-                    pool,
+                    self.params(layout),
+                    self.pool(layout),
                     abstract_index(layout, blocks, self.page_size),
                     abstract_index(layout, blocks),
                     abstract_index(layout, blocks, self.width(length)),
@@ -172,14 +174,15 @@ class ProgramSpecs:
     def _declare_burst(
         self, table: ProgramTable, layout: Layout, rows: int, length: int, num_draft_tokens: int
     ) -> None:
-        scalar, each = _scalar(layout), abstract_index(layout, 1)
+        scalar = _scalar(layout)
+        each = abstract_index(layout, 1)
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables = abstract_index(layout, rows, self.width(length))
         ring = abstract_index(layout, 1, self.shapes.reserve_size(rows, num_draft_tokens))
-        drafting, own_params, shapes = None, None, self.draft_shapes
+        drafting = own_params = None
         if num_draft_tokens:
-            drafting = self.drafter.state(layout, rows, length, shapes)
-            own_params = self.drafter.params(layout, shapes)
+            drafting = self.drafter.state(layout, rows, length, self.draft_shapes)
+            own_params = self.drafter.params(layout, self.draft_shapes)
         is_copied = num_draft_tokens and not self.drafts.is_generated
         accept_prob = abstract_accept_prob(layout) if is_copied else None
         rows_state = abstract_rows(layout, rows)
@@ -195,7 +198,8 @@ class ProgramSpecs:
         )
 
     def _declare_pages(self, table: ProgramTable, layout: Layout) -> None:
-        split, pool = layout.split, self.pool(layout)
+        split = layout.split
+        pool = self.pool(layout)
         table.declare(
             Key("allocate", split),
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
@@ -207,11 +211,13 @@ class ProgramSpecs:
         moved = SIZES if len(self.layouts) > 1 else ()
         shifted = SHIFT_SIZES if split.dp > 1 else ()
         for size in sorted({*moved, *shifted}):
-            picks, buffer = abstract_index(layout, size), self.buffer(layout, size)
+            picks = abstract_index(layout, size)
+            buffer = self.buffer(layout, size)
             unpack = pages.unpack(layout)
             table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
         for size in shifted:
-            picks, buffer = abstract_index(layout, size), self.buffer(layout, size)
+            picks = abstract_index(layout, size)
+            buffer = self.buffer(layout, size)
             pack = Key("pack", split, size, target=split)
             table.declare(pack, pages.pack(layout, layout), pool, picks)
             table.declare(Key("shift", split, size), pages.shift(layout), _scalar(layout), buffer)
@@ -232,7 +238,8 @@ class ProgramSpecs:
         view = Key("view", source.split, target=target.split)
         table.declare(view, pages.view(*pair), self.pool(source), donate_argnums=0)
         for size in SIZES:
-            packed, picks = self.buffer(source, size), abstract_index(source, size)
+            packed = self.buffer(source, size)
+            picks = abstract_index(source, size)
             pack = Key("pack", source.split, size, target=target.split)
             table.declare(pack, pages.pack(*pair), self.pool(target), picks)
             down = 1 if exchange.is_up else exchange.members.shape[1]

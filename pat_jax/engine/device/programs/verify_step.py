@@ -32,7 +32,8 @@ from pat_jax.models.cache.draft_layer import Line
 
 def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
     """Runs one decode step in which each row generates its accepted draft tokens and one more."""
-    step, rows = asked.step, moving.rows
+    step = asked.step
+    rows = moving.rows
     with jax.named_scope("draft"):
         proposal, moving = drafter.propose(asked, moving)
         turns = 1 + proposal.draft.tokens.shape[1]
@@ -93,7 +94,8 @@ def _accept(
       taken: rows whose branch is accepted.
       drawn, stopped, failed: for the tokens of each row's draft, or of its branch if that is taken.
     """
-    rows, tokens = moving.rows, drawn.tokens
+    rows = moving.rows
+    tokens = drawn.tokens
     num_agreeing = jnp.where(taken, 0, _agreeing(proposal.draft.tokens, tokens, proposal.length))
     on_branch = jnp.zeros_like(num_agreeing)
     if proposal.branch is not None:

@@ -27,8 +27,10 @@ class Weights:
           exit_head: float[embed, embed], if the policy's first layers propose drafts; None stands
             for zeros.
         """
-        self.specs, self.programs = specs, programs
-        self.params, self.layout = params, layout
+        self.specs = specs
+        self.programs = programs
+        self.params = params
+        self.layout = layout
         self.exit_head = specs.drafter.learned(layout, specs.draft_shapes, exit_head)
 
     def reshard(self, target: Layout) -> tuple[int, int]:

@@ -49,7 +49,8 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
         measured = [(x, y, half) for x, y, half in curve(rows, f"eval/{name}") if isfinite(y)]
         if not measured:
             continue
-        (_, before, _), (step, now, half) = measured[0], measured[-1]
+        _, before, _ = measured[0]
+        step, now, half = measured[-1]
         interval = f", ± {half:.3f} (95 %)" if isfinite(half) else ""
         when = f"after step {step:.0f}{interval}"
         if len(measured) > 1:
@@ -92,7 +93,8 @@ def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
 
 def failed_rewards(rows: Rows) -> Table:
     """Returns a table of responses that could not be scored, the most frequent cause first."""
-    counts, newest = Counter[str](), dict[str, int]()
+    counts = Counter[str]()
+    newest = dict[str, int]()
     for row in rows:
         for name in row:
             if (match := _FAILED.fullmatch(name)) and (few := total([row], name)):

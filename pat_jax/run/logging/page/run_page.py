@@ -36,7 +36,8 @@ class RunPage:
     """The page of a running run, with the rollouts that it shows."""
 
     def __init__(self, folder: Path):
-        self._folder, self._rollouts = folder, KeptRollouts(folder)
+        self._folder = folder
+        self._rollouts = KeptRollouts(folder)
         self._not_before = -math.inf  # seconds of time.monotonic()
 
     @contextmanager

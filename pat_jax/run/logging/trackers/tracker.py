@@ -25,7 +25,9 @@ class Guarded:
     write tries again."""
 
     def __init__(self, name: str, tracker: Tracker, notify: Callable[[str], None]):
-        self._name, self._tracker, self._notify = name, tracker, notify
+        self._name = name
+        self._tracker = tracker
+        self._notify = notify
         self._has_failed = False
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
