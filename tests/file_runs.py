@@ -4,15 +4,18 @@ import os
 import signal
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import pytest
 from compilations import counted_compilations
 
+from pat_jax import sft
+from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
-from pat_jax.run.sft.loop import SftRun
-from pat_jax.run.sft.setup import SftSetup
+from pat_jax.run.sft.loop import Position, SftRun
+from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.training.trainable_params import Leaves
 
 
@@ -24,6 +27,20 @@ class Whole(NamedTuple):
     params: Leaves
     begun: list[str]  # compilations before the first step, besides its programs
     compiled: list[str]  # compilations during its steps
+
+
+def made(*options: str, command: ModuleType = sft) -> SftSetup:
+    """What a command's run is made of."""
+    config = options_of_run(options, command.read)
+    return build(config, jax.devices()[: config.devices])
+
+
+def whole_run(setup: SftSetup, command: str = sft.COMMAND) -> Position:
+    """Runs the command's loop; returns where it ended."""
+    run = SftRun(setup, StopSignals(), command)
+    ended = run.run()
+    run.files.release()
+    return ended
 
 
 def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:

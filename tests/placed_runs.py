@@ -19,7 +19,6 @@ from pat_jax.run.collect import Experience
 from pat_jax.run.learning import Learned
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Loop
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 
 PPO = """
@@ -53,17 +52,16 @@ def ended(folder: Path, judge: Path, *options: str) -> Ended:
     run_dir = folder / f"run-{folder.name}"
     config = parse([*TINY, *PPO.split(), *rewards, *options, "--run_dir", str(run_dir)])
     setup, found = build(config, jax.devices()[: config.devices]), Ended()
-    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
-        learn = Loop.learn
+    learn = Loop.learn
 
-        def noted(self: Loop, experience: Experience, clock: Stopwatch) -> Learned:
-            responses = [x for group in experience.scored.groups for x in group.rollouts]
-            found.tokens.append([x.tokens.tolist() for x in responses])
-            return learn(self, experience, clock)
+    def noted(self: Loop, experience: Experience, clock: Stopwatch) -> Learned:
+        responses = [x for group in experience.scored.groups for x in group.rollouts]
+        found.tokens.append([x.tokens.tolist() for x in responses])
+        return learn(self, experience, clock)
 
-        with counted_in_iterations() as compiled, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "learn", noted)
-            run = run_to_end(setup, scorer)
+    with counted_in_iterations() as compiled, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "learn", noted)
+        run = run_to_end(setup)
     found.compiled.extend(map(str, compiled))
     for role in TRAINED:
         leaves = jax.tree.leaves(run.learner.states[role].params)

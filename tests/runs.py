@@ -25,7 +25,6 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run import loop, opened
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
@@ -33,6 +32,7 @@ from pat_jax.run.files.folder import CONFIG_FILE
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
 from pat_jax.run.roles.role_models import Division
+from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +60,7 @@ QWEN3 = ModelConfig(
     max_position=512,
     vocab_multiple=8,
 )
+JUDGE = replace(QWEN3, head="scalar", tie_embeddings=False)
 
 
 @contextmanager
@@ -125,12 +126,11 @@ def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
     return setup, state["train"], step
 
 
-def run_to_end(
-    setup: Setup, scorer: RewardScorer, signals: StopSignals | None = None
-) -> opened.Run:
+def run_to_end(setup: Setup, signals: StopSignals | None = None) -> opened.Run:
     """Runs to the end in this process; returns the run with what it has learned."""
-    signals = signals or StopSignals()
+    signals, limits = signals or StopSignals(), setup.config.reward_limits
     with (
+        open_scorer(setup.task.rewards, limits, setup.reward_models) as scorer,
         opened.files_of(setup, signals) as files,
         opened.opened(setup, scorer, signals, files) as run,
     ):

@@ -1,12 +1,11 @@
 """Runs of two processes, each of which is cut alike: the same tokens, and the same parameters."""
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from placed_runs import differences, ended, waited
-from runs import QWEN3, ROOT, presets_of_one_layer, write_checkpoint
+from runs import JUDGE, ROOT, presets_of_one_layer, write_checkpoint
 from several import ends, start_all
 
 WORKER = (str(ROOT / "tests" / "hosts" / "placed_worker.py"),)
@@ -21,8 +20,7 @@ RUNS = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_processes_learn_what_one_learns_in_every_placement(tmp_path: Path):
-    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
-    judge = write_checkpoint(tmp_path / "judge", scalar)
+    judge = write_checkpoint(tmp_path / "judge", JUDGE)
     lines = "\n".join(f"{name}:{options}" for name, options in RUNS.items())
     options = "--runs", lines, "--judge", str(judge), "--out", str(tmp_path)
     for code, output in ends(start_all(2, *options, program=WORKER), timeout=800):

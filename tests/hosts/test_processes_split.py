@@ -3,12 +3,11 @@
 import pickle
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from placed_runs import differences, ended
-from runs import QWEN3, ROOT, TINY, presets_of_one_layer, run, write_checkpoint
+from runs import JUDGE, ROOT, TINY, presets_of_one_layer, run, write_checkpoint
 from several import ends, errors, start_all
 
 from pat_jax.run.logging.metrics import read_metrics
@@ -24,8 +23,7 @@ KILLS = 2
 
 
 def test_four_processes_learn_what_one_learns(tmp_path: Path):
-    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
-    judge = write_checkpoint(tmp_path / "judge", scalar)
+    judge = write_checkpoint(tmp_path / "judge", JUDGE)
     lines = "split:--devices 8 --layout dp8tp1 --placement split"
     options = "--runs", lines, "--judge", str(judge), "--out", str(tmp_path), "--devices", "8"
     for code, output in ends(start_all(4, *options, program=WORKER), timeout=800):

@@ -1,23 +1,20 @@
 """Exports of the built-in arithmetic: the other commands read them, up to PPO with a reward model."""
 
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from file_runs import to_the_end
+from file_runs import made, to_the_end
+from row_writing import write_lines
 from runs import TINY, run_to_end
 
 from pat_jax import reward_model
 from pat_jax.config.command_line import parse
 from pat_jax.rl.data.arithmetic import TOKENIZER, problems, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.sft.inputs import shape_of_model
-from pat_jax.run.sft.setup import build as build_sft
 from pat_jax.run.start.setup import build
 
 PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8"
@@ -27,9 +24,7 @@ PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0"
 def train(folder: Path, *words: str) -> list[dict]:
     """Runs the command's loop in this process; returns the metrics."""
     config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
-    setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
-        run_to_end(setup, scorer)
+    run_to_end(build(config, jax.devices()[: config.devices]))
     return read_metrics(folder / "metrics.jsonl")
 
 
@@ -38,12 +33,11 @@ def learn_pairs(folder: Path, start: Path, judge: Path) -> None:
         {"prompt": one.text, "chosen": worked(one.text), "rejected": "#"}
         for one in problems(1, "train").first(64)
     ]
-    data = folder / "pairs.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = write_lines(folder / "pairs.jsonl", *rows)
     words = ["--model", str(start), "--data", str(data), "--checkpoint.export_dir", str(judge)]
     words += ["--run_dir", str(folder / "pairs")]
-    config = options_of_run([*PAIRS.split(), *words], reward_model.read)
-    to_the_end(build_sft(config, jax.devices()[: config.devices]), reward_model.COMMAND)
+    setup = made(*PAIRS.split(), *words, command=reward_model)
+    to_the_end(setup, reward_model.COMMAND)
 
 
 @pytest.mark.slow  # three runs

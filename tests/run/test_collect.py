@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollouts import group_of
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.rewards.scorer import RewardScorer
@@ -46,18 +48,9 @@ class Sampler:
         groups, report = [], RolloutReport()
         for i, prompt in enumerate(prompts):
             answers = "10" if self.teaches[prompt.id] else "11"
-            rollouts = [
-                Rollout(
-                    prompt,
-                    s,
-                    np.array([*TOKENIZER.encode(f"#{answer}"), *TOKENIZER.eos_ids], np.int32),
-                    np.zeros(3, np.float32),
-                    FinishReason.STOP,
-                )
-                for s, answer in enumerate(answers)
-            ]
-            groups.append(RolloutGroup(prompt, rollouts))
-            for s, rollout in enumerate(rollouts):
+            texts = [[*TOKENIZER.encode(f"#{x}"), *TOKENIZER.eos_ids] for x in answers]
+            groups.append(group_of(texts, prompt))
+            for s, rollout in enumerate(groups[-1].rollouts):
                 on_finish(i * SAMPLES + s, rollout)
         report.total_s = 1.0
         return groups, report
@@ -161,9 +154,7 @@ def test_threads_are_asked_for_the_rest_before_rewards_are_waited_for(monkeypatc
 
 
 def response(index: int) -> Rollout:
-    tokens = np.full(1 + index % 3, index, np.int32)
-    prompt = Prompt(index, (1,), "text", {})
-    return Rollout(prompt, 0, tokens, np.zeros(len(tokens)), FinishReason.STOP)
+    return rollouts.response(np.full(1 + index % 3, index), Prompt(index, (1,), "text", {}))
 
 
 def sums(rollouts: Sequence[Rollout]) -> Columns:
@@ -216,10 +207,3 @@ def test_an_error_of_a_thread_ends_the_iteration():
             reads.wait()
         with pytest.raises(RuntimeError, match="devices are gone"):
             reads.add(1, response(1))
-
-
-def test_without_threads_nothing_is_known_early():
-    reads = ReadsAsTheyEnd([])
-    reads.add(0, response(0))
-    reads.wait()
-    assert reads.columns == {}

@@ -9,8 +9,6 @@ from runs import TINY, run_to_end
 
 from pat_jax.config.command_line import parse
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 
 # One in two responses is right, by its length: some groups teach, and some are drawn anew.
@@ -38,9 +36,8 @@ def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
     folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]
     config = parse([*TINY, *switches, *reward, *folder, *learning])
     setup = build(config, jax.devices()[:2])
-    scores = open_scorer(setup.task.rewards, config.reward_limits)
-    with StopSignals() as signals, scores as scorer, counted_in_iterations() as compiled:
-        run_to_end(setup, scorer, signals)
+    with counted_in_iterations() as compiled:
+        run_to_end(setup)
     assert compiled == []
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     iterations = [row for row in rows if "train/loss" in row]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import parsed
+from rollouts import group_of, response
 from runs import json_lines
 from tokenizer_files import write_tokenizer
 
@@ -37,8 +38,7 @@ from pat_jax.run.start.task import load_tokenizer
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
     prompt = Prompt(3, tuple(TOKENIZER.encode("1+2=")), "1+2=", {})
     tokens = TOKENIZER.encode(text) + [*TOKENIZER.eos_ids] * (finish is FinishReason.STOP)
-    logprobs = np.zeros(len(tokens), np.float32)
-    return Rollout(prompt, 0, np.array(tokens, np.int32), logprobs, finish)
+    return response(tokens, prompt, finish=finish)
 
 
 def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
@@ -153,12 +153,9 @@ def test_of_a_long_text_its_begin_and_its_end_are_shown(tmp_path: Path):
 
 
 def groups(count: int, size: int) -> list[RolloutGroup]:
-    def rollout(prompt: Prompt, i: int) -> Rollout:
-        tokens = np.array(TOKENIZER.encode(str(10 * prompt.id + i)), np.int32)
-        return Rollout(prompt, i, tokens, np.zeros(len(tokens), np.float32), FinishReason.LENGTH)
-
     prompts = [Prompt(p, (1,), f"{p}=", {}) for p in range(count)]
-    return [RolloutGroup(prompt, [rollout(prompt, i) for i in range(size)]) for prompt in prompts]
+    texts = [[TOKENIZER.encode(str(10 * p + i)) for i in range(size)] for p in range(count)]
+    return [group_of(*both, FinishReason.LENGTH) for both in zip(texts, prompts, strict=True)]
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (5, 7), (3, 2)])
@@ -209,8 +206,7 @@ def tokenizer_of(folder: Path, *options: str) -> HuggingFaceTokenizer:
 
 
 def ended(*tokens: int, finish: FinishReason = FinishReason.STOP) -> Rollout:
-    nothing = np.zeros(len(tokens), np.float32)
-    return Rollout(Prompt(1, (9,), "?", {}), 0, np.array(tokens, np.int32), nothing, finish)
+    return response(tokens, finish=finish)
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,6 @@ def test_options_that_have_no_effect_or_no_sense_are_refused(options: str, words
     assert all(part in sentence for part in words) and "\n" not in sentence
 
 
-def test_one_response_to_a_prompt_is_enough_with_a_critic():
-    assert parse([*PPO.split(), "--rollout.num_generations", "1"]).rollout.num_generations == 1
-
-
 ROUTED = replace(QWEN3, architecture="qwen3_moe", experts=ExpertsConfig(4, 2, 16))
 
 

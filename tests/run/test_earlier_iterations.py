@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import SMALL_ROLLOUT, run, without_times, write_checkpoint, write_problems
 
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import FinishReason, Prompt, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.side_files import SideFiles
@@ -67,12 +68,7 @@ def iterations(folder: Path, tokenizer: int = 3) -> EarlierIterations:
 
 
 def group(number: int, *output: str) -> RolloutGroup:
-    prompt = Prompt(number, (number,), "", {})
-    rollouts = [
-        Rollout(prompt, i, np.array(TOKENIZER.encode(x)), np.zeros(len(x)), FinishReason.STOP)
-        for i, x in enumerate(output)
-    ]
-    return RolloutGroup(prompt, rollouts)
+    return rollouts.group_of(map(TOKENIZER.encode, output), Prompt(number, (number,), "", {}))
 
 
 def test_an_iteration_is_kept_and_comes_back(tmp_path: Path):

@@ -12,6 +12,7 @@ import pytest
 from fakes import made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import PROMPT, response
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
@@ -23,7 +24,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import FinishReason, Prompt, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
@@ -161,18 +162,10 @@ def test_an_evaluation_in_several_rollouts_numbers_its_requests_through():
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30))
 def test_lengths_are_those_of_all_responses_and_of_those_that_ended(output: list[tuple[int, bool]]):
-    rollouts = [
-        Rollout(
-            PROMPTS[0],
-            i,
-            np.zeros(length, np.int32),
-            np.zeros(length, np.float32),
-            FinishReason.STOP if has_ended else FinishReason.LENGTH,
-        )
-        for i, (length, has_ended) in enumerate(output)
-    ]
+    finish = {True: FinishReason.STOP, False: FinishReason.LENGTH}
+    rollouts = [response([0] * length, finish=finish[has_ended]) for length, has_ended in output]
     report = RolloutReport(total_s=1.0)
-    found = describe_rollouts([RolloutGroup(PROMPTS[0], rollouts)], report)
+    found = describe_rollouts([RolloutGroup(PROMPT, rollouts)], report)
     ended = [length for length, has_ended in output if has_ended]
     for name, lengths in {"length": [n for n, _ in output], "ended_length": ended}.items():
         own = {key for key in found if key.startswith(f"rollout/{name}_")}

@@ -23,7 +23,6 @@ from pat_jax.run.generation import Generator
 from pat_jax.run.learning import Learned, Learner
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 from pat_jax.training.trainer import Trainer
 
@@ -68,13 +67,9 @@ def trained(folder: Path, *options: str, seen: Seen | None = None) -> Seen:
     config = parse([*TINY, *given, *options])
     with presets_of_one_layer("tiny"), watched(seen), StopSignals() as signals:
         setup = build(config, jax.devices()[: config.devices])
-        with (
-            open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer,
-            counted_in_iterations() as compiled,
-            recorded() as timeline,
-        ):
+        with counted_in_iterations() as compiled, recorded() as timeline:
             try:
-                run_to_end(setup, scorer, signals)
+                run_to_end(setup, signals)
             finally:
                 seen.compiled.extend(map(str, compiled))
                 seen.spans.extend(timeline.take())

@@ -1,6 +1,5 @@
 """The reward_model command: it learns a rule, compiles nothing on the way, resumes and exports."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from file_runs import Whole, stop_at, to_the_end
+from file_runs import Whole, made, stop_at, to_the_end
 from metrics_table import untold
 from plain_model import outputs
+from row_writing import write_lines
 from runs import without_times, write_checkpoint
 
 from pat_jax import reward_model, sft
@@ -21,11 +21,9 @@ from pat_jax.rl.algorithm.preferences import agreement
 from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
-from pat_jax.run.sft.setup import SftSetup, build
 
 STEPS = 12
 OPTIONS = [
@@ -44,8 +42,7 @@ def write_pairs(path: Path) -> Path:
         for j in range(8)
         for good, bad in [words[(i + j) % 2]]
     ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+    return write_lines(path, *rows)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +50,6 @@ def given_options(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("given")
     model, data = write_checkpoint(folder / "model"), write_pairs(folder / "pairs.jsonl")
     return [*OPTIONS, "--model", str(model), "--data", str(data)]
-
-
-def made(command, *options: str) -> SftSetup:
-    config = options_of_run(options, command.read)
-    return build(config, jax.devices()[: config.devices])
 
 
 @pytest.fixture(
@@ -76,7 +68,7 @@ def whole(given_options, tmp_path_factory, request) -> Whole:
     options += ["--lora.rank", "4"] * ("lora" in kind)
     command = sft if "dpo" in kind else reward_model
     options += ["--loss", "dpo"] * ("dpo" in kind)
-    return to_the_end(made(command, *options), command.COMMAND)
+    return to_the_end(made(*options, command=command), command.COMMAND)
 
 
 def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
@@ -126,7 +118,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole: Whole, tmp_path, capsys, monke
     again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
     assert again in capsys.readouterr().err
 
-    resumed = made(module, "--resume", "--run_dir", str(folder))
+    resumed = made("--resume", "--run_dir", str(folder), command=module)
     run = SftRun(replace(resumed, roles=whole.setup.roles), StopSignals(), module.COMMAND)
     ended = run.learn(run.begin())
     assert_same_bits(jax.device_get(ended.state.params), whole.params)

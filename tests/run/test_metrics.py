@@ -1,6 +1,5 @@
 """Metrics: what is written is read back, through kills and resumptions; the lines people see."""
 
-import io
 import json
 import math
 from pathlib import Path
@@ -12,7 +11,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from pat_jax.run.files.folder import METRICS_FILE
 from pat_jax.run.logging.metrics import MetricsWriter, read_metrics
-from pat_jax.run.logging.progress import Progress, summarize
+from pat_jax.run.logging.progress import summarize
 
 STEP = {
     "reward/mean": 0.4125,
@@ -108,18 +107,6 @@ def records(path: Path):
         length = int.from_bytes(data[:8], "little")
         yield data[12 : 12 + length]
         data = data[16 + length :]
-
-
-def test_without_a_terminal_each_step_is_one_line():
-    stream = io.StringIO()
-    progress = Progress(120, done=2, stream=stream)
-    progress.stage("rollout dp2tp1 live 12")
-    progress.step(3, STEP)
-    progress.close()
-    assert stream.getvalue() == (
-        "step   3/120  reward  0.412  length p50    57  max   160  tok/s  12,346"
-        "  rollout   3.00, update   1.00 s  dp2tp1>dp1tp2\n"
-    )
 
 
 def test_the_summary_says_where_the_time_went_and_what_came_of_it():

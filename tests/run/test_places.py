@@ -89,8 +89,12 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
     ],
 )
 def test_what_cannot_be_is_one_sentence(options: str, expected: str):
+    assert_refused(jax.devices(), options, expected)
+
+
+def assert_refused(devices: Sequence[Any], options: str, expected: str) -> None:
     with pytest.raises(OptionError) as error:
-        placed(*options.split())
+        places_of(options.split(), devices)
     assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
@@ -127,6 +131,9 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
     assert all(places[role] == devices for role in ROLES)
 
 
+SPLIT = "--placement split --algorithm ppo"
+
+
 @pytest.mark.parametrize(
     ("sizes", "options", "expected"),
     [
@@ -135,17 +142,22 @@ def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
         ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
+        ((8,), SPLIT, "expected flatten with 1 process: split needs an even number of processes"),
+        ((4, 4), SPLIT, "expected flatten with 2 processes: split needs an even number"),
+        ((1,) * 5, SPLIT, "flatten with 5 processes"),
+        ((2, 2, 2, 1), SPLIT, "4 processes or more with as many devices each"),
+        ((2,) * 4, f"{SPLIT} --train false", "train is False: expected true with --placement"),
+        ((2,) * 4, "--placement split", "is 'grpo': expected ppo, which has a critic, with"),
+        ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
+        ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
+        ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
+        ((2,) * 4, f"{SPLIT} {LAG}", "placement.lag is 1: expected 0 with --placement split"),
     ],
 )
-def test_processes_that_cannot_be_cut_alike_are_told(
+def test_processes_that_cannot_be_cut_alike_or_split_are_told(
     sizes: tuple[int, ...], options: str, expected: str
 ):
-    with pytest.raises(OptionError) as error:
-        places_of(options.split(), of_processes(*sizes))
-    assert expected in str(error.value) and str(error.value).count(". ") == 0
-
-
-SPLIT = "--placement split --algorithm ppo"
+    assert_refused(of_processes(*sizes), options, expected)
 
 
 def test_split_gives_models_whole_processes():
@@ -163,29 +175,6 @@ def test_devices_in_another_order_than_their_processes_are_not_split():
     for devices in of_processes(2, 2, 2, 2)[::-1], tpus:
         with pytest.raises(OptionError, match="are not in the order of their processes"):
             places_of(SPLIT.split(), cast(Any, devices))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "expected"),
-    [
-        ((8,), SPLIT, "expected flatten with 1 process: split needs an even number of processes"),
-        ((4, 4), SPLIT, "expected flatten with 2 processes: split needs an even number"),
-        ((1,) * 5, SPLIT, "flatten with 5 processes"),
-        ((2, 2, 2, 1), SPLIT, "4 processes or more with as many devices each"),
-        ((2,) * 4, f"{SPLIT} --train false", "train is False: expected true with --placement"),
-        ((2,) * 4, "--placement split", "is 'grpo': expected ppo, which has a critic, with"),
-        ((2,) * 4, f"{SPLIT} --lora.rank 4", "lora.rank is 4: expected 0 with --placement split"),
-        ((2,) * 4, f"{SPLIT} --critic.lora.rank 4", "critic.lora.rank is 4: expected 0 with"),
-        ((2,) * 4, f"{SPLIT} --placement.reward half", "expected nothing with --placement split"),
-        ((2,) * 4, f"{SPLIT} {LAG}", "placement.lag is 1: expected 0 with --placement split"),
-    ],
-)
-def test_processes_that_cannot_be_split_are_told(
-    sizes: tuple[int, ...], options: str, expected: str
-):
-    with pytest.raises(OptionError) as error:
-        places_of(options.split(), of_processes(*sizes))
-    assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
 @given(st.sampled_from(get_args(PlacementName)), st.integers(1, 16))

@@ -104,7 +104,6 @@ def test_drafts_are_a_curve_of_their_own():
     assert curve(drafts).points == [(0.25, 1.0), (1.5, 1.8), (2.5, 2.5), (4.0, 2.5)]
 
 
-NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
 DRAFTS = DraftTrace(
     tokens_per_step=(1.0, 1.5, 3.0),
     drafted=(0, 24, 40),
@@ -137,17 +136,6 @@ def test_tokens_of_drafts_are_areas_by_what_they_are_from():
         expected = [(x, below, above) for ends, below, above in corners for x in ends]
         assert [*line.interval] == [pytest.approx(corner) for corner in expected]
         assert [y for _, y in line.points] == pytest.approx([*high, high[-1]])
-
-
-def test_what_drafts_gave_is_told_in_a_line():
-    *switches, line = told(DRAFTED)
-    assert switches == told(TRACE)
-    assert line == (
-        "drafts: 64 tokens drafted, 30 accepted (own text 13, siblings 2, earlier responses 15); "
-        "saved 750 ms (predicted 1.25 s)"
-    )
-    wrong = DraftTrace((1.0,) * 3, drafted=(0, 9, 0), accepted=(0,) * 3, by_source=NOWHERE)
-    assert told(replace(TRACE, drafts=wrong))[1:] == ["drafts: 9 tokens drafted, 0 accepted"]
 
 
 def test_nobodys_markup_is_drawn():

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from arrays import assert_same_bits
 from compilations import counted_in_iterations
 from plain_model import outputs
-from runs import QWEN3, TINY, presets_of_one_layer, run_to_end, without_times, write_checkpoint
+from runs import JUDGE, TINY, presets_of_one_layer, run_to_end, without_times, write_checkpoint
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -27,7 +27,6 @@ from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run import learning
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 
 BETA, TARGET, HORIZON, GAMMA, LAM = 0.05, 0.01, 40, 0.99, 0.9
@@ -82,11 +81,10 @@ def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
         return batch, measured
 
     setup = build(config, jax.devices()[: config.devices])
-    scores = open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models)
-    with scores as scorer, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "training_batch", recording)
         with counted_in_iterations() as found.compiled:
-            run = run_to_end(setup, scorer)
+            run = run_to_end(setup)
     found.last = jax.device_get(dict(run.learner.states))
     found.rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
     return found
@@ -100,8 +98,7 @@ def one_layer() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "judge", scalar)
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "judge", JUDGE)
 
 
 @pytest.fixture(scope="module")

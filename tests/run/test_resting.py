@@ -17,7 +17,6 @@ from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.opened import Run
 from pat_jax.run.roles import resting
 from pat_jax.run.roles.resting import Rest, settled_rest
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import build
 from pat_jax.training.update_memory import update_stages
 
@@ -28,16 +27,11 @@ REWARD = "def score(completions, **_):\n    return [len(set(x)) for x in complet
 def ended(folder: Path, rest: str) -> Run:
     (reward := folder.with_suffix(".py")).write_text(REWARD)
     options = [*PPO.split(), "--layout", "dp2tp1", "--roles.rest", rest, "--run_dir", str(folder)]
-    options += [
-        "--reward",
-        f"{reward}:score",
-        "--critic.export_dir",
-        str(folder.parent / f"{rest}-c"),
-    ]
+    export = str(folder.parent / f"{rest}-c")
+    options += ["--reward", f"{reward}:score", "--critic.export_dir", export]
     config = parse([*TINY, *options])
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(setup.task.rewards, config.reward_limits, setup.reward_models) as scorer:
-        return run_to_end(setup, scorer)
+    return run_to_end(setup)
 
 
 def memories(tree: Any) -> set[str]:

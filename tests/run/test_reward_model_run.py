@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from plain_model import outputs
-from runs import CHAT_TEMPLATE, QWEN3, TINY, reward_models, write_checkpoint
+from runs import CHAT_TEMPLATE, JUDGE, TINY, reward_models, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -23,9 +23,8 @@ from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
+from pat_jax.run.sft.inputs import shape_of_model
 from pat_jax.run.start.setup import build
-
-JUDGE = replace(QWEN3, head="scalar", tie_embeddings=False)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +54,7 @@ def options(folder: Path, *more: str) -> Any:
     return parse([*TINY, "--reward", f"model:{folder}", *more])
 
 
-# --- the whole command ---------------------------------------------------------------------------------
-
-
-# --- in this process: what scores, what it compiles, what it takes -----------------------------------------------
+# --- what scores, what it compiles, what it takes --------------------------------------------------
 
 
 def test_batches_of_a_run_have_the_scores_of_single_texts(judge: Path):
@@ -173,19 +169,21 @@ def test_a_model_that_generates_is_no_reward(tmp_path):
     folder = write_checkpoint(tmp_path / "m")
     with pytest.raises(UserError, match="expected a …ForSequenceClassification checkpoint"):
         build(options(folder), jax.devices()[:2])
+    model = shape_of_model(str(folder))
+    assert shape_of_model(str(folder), "scalar") == replace(model, head="scalar")  # to train one
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--reward", "model:nosuch"], "--reward is 'model:nosuch': expected the directory"),
-        (["--reward", "exact", "model:./nosuch/folder"], "there is no such directory"),
-    ],
-)
-def test_a_directory_that_does_not_exist_is_one_sentence(words, message):
-    with pytest.raises(UserError, match=message) as error:
-        build(parse([*TINY, *words]), jax.devices()[:2])
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("reward", [["model:nosuch"], ["exact", "model:nosuch"]], ids=" ".join)
+def test_a_directory_that_does_not_exist_is_one_sentence(reward: list[str]):
+    words = r"^option --reward is 'model:nosuch': expected the directory .* there is no such directory.*$"
+    with pytest.raises(UserError, match=words):
+        build(parse([*TINY, "--reward", *reward]), jax.devices()[:2])
+
+
+def test_training_goes_on_from_a_reward_model_which_generates_no_text(judge: Path):
+    assert shape_of_model(str(judge), "scalar").head == "scalar"
+    with pytest.raises(UserError, match="judge"):
+        shape_of_model(str(judge))
 
 
 def test_a_length_beyond_the_context_is_refused(judge: Path):

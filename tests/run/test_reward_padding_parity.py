@@ -2,32 +2,27 @@
 pat_jax gives, whatever its base says of padding (needs the `parity` extra)."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from file_runs import made, whole_run
 from plain_model import outputs
-from runs import QWEN3, write_checkpoint
+from runs import JUDGE, write_checkpoint
 
+from pat_jax import reward_model
 from pat_jax.config.role_table import reward_role
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.reward_model import COMMAND
-from pat_jax.reward_model import read as read_options
 from pat_jax.rl.text.scored_text import scored_tokens, until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.files.folder import options_of_run
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import find_reward_model
 from pat_jax.run.sft.inputs import padding_of
-from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.reading import read_lessons
-from pat_jax.run.sft.setup import build
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 transformers = pytest.importorskip("transformers", reason="needs the `parity` extra")
@@ -49,7 +44,7 @@ BASES: dict[str, tuple[Any, str | None, int]] = {
 
 
 def write_base(folder: Path, named: Any, token: str | None, with_template: bool) -> Path:
-    model = write_checkpoint(folder, replace(QWEN3, head="scalar", tie_embeddings=False))
+    model = write_checkpoint(folder, JUDGE)
     for name, changes in {
         "config.json": {"pad_token_id": named},
         "tokenizer_config.json": {"pad_token": token}
@@ -119,7 +114,9 @@ def test_the_scores_are_the_same(tmp_path: Path, base: str, with_template: bool)
     padding = padding_of(HuggingFaceTokenizer(model))
     export(tmp_path / "rm", policy, params, jnp.float32, model, padding=padding)
     read = assert_same_scores(tmp_path / "rm", expected, with_template)
-    lessons = read_lessons(options_of_run(options(model, tmp_path), read_options), policy.config)
+    lessons = read_lessons(
+        options_of_run(options(model, tmp_path), reward_model.read), policy.config
+    )
     learned = lessons.train.draw(0, 1)[0]
     assert [learned.chosen.tokens.tolist(), learned.rejected.tokens.tolist()] == read[:2]
 
@@ -127,8 +124,6 @@ def test_the_scores_are_the_same(tmp_path: Path, base: str, with_template: bool)
 def test_a_run_exports_what_makes_them_so(tmp_path: Path):
     """Nothing names a token to pad with: it is the end of each text."""
     base = write_base(tmp_path / "base", None, None, with_template=False)
-    given = options_of_run(options(base, tmp_path), read_options)
-    run = SftRun(build(given, jax.devices()[:1]), StopSignals(), COMMAND)
-    run.run()
-    run.files.release()
+    given = made(*options(base, tmp_path), command=reward_model)
+    whole_run(given, reward_model.COMMAND)
     assert_same_scores(tmp_path / "rm", 0, with_template=False)

@@ -8,17 +8,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import pytest
+from file_runs import made, whole_run
 from runs import QWEN3, write_checkpoint
 
-from pat_jax.reward_model import COMMAND, read
-from pat_jax.run.files.folder import options_of_run
+from pat_jax import reward_model
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.lessons import RewardLessons
-from pat_jax.run.sft.loop import SftRun
-from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.sft.setup import SftSetup
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 trl = pytest.importorskip("trl", reason="needs the `parity` extra")
@@ -62,10 +59,8 @@ def ours(given: tuple[Path, Path, Path], folder: Path) -> SftSetup:
     words += ["--optimizer.learning_rate", str(RATE), "--batch_size", str(BATCH), "--devices", "1"]
     words += ["--optimizer.schedule", "constant", "--optimizer.weight_decay", "0"]
     words += ["--optimizer.b2", "0.999", "--max_length", str(MOST), "--run_dir", str(folder)]
-    setup = build(options_of_run(words, read), jax.devices()[:1])
-    run = SftRun(setup, StopSignals(), COMMAND)
-    run.run()
-    run.files.release()
+    setup = made(*words, command=reward_model)
+    whole_run(setup, reward_model.COMMAND)
     return setup
 
 

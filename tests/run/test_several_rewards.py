@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rollouts import group_of
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import Prompt, RolloutGroup
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 from pat_jax.run.collect import Drawn
@@ -24,15 +25,8 @@ NONE = Failure(Cause.NONE, "does not apply")
 
 
 def groups() -> list[RolloutGroup]:
-    found = []
-    for number in range(GROUPS):
-        prompt = Prompt(number, (1, 2), "", {})
-        tokens = [np.arange(1 + i, dtype=np.int32) for i in range(SAMPLES)]
-        logprobs = [np.zeros(len(x), np.float32) for x in tokens]
-        pairs = enumerate(zip(tokens, logprobs, strict=True))
-        rollouts = [Rollout(prompt, i, *both, FinishReason.STOP) for i, both in pairs]
-        found.append(RolloutGroup(prompt, rollouts))
-    return found
+    prompts = [Prompt(number, (1, 2), "", {}) for number in range(GROUPS)]
+    return [group_of([range(1 + i) for i in range(SAMPLES)], prompt) for prompt in prompts]
 
 
 def drawn_with(*scores: Any, weights=WEIGHTS) -> Drawn:

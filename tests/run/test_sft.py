@@ -1,6 +1,5 @@
 """Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,24 @@ import jax
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from file_runs import Whole, stop_at, to_the_end
+from file_runs import Whole, made, stop_at, to_the_end
 from metrics_table import untold
+from row_writing import write_lines
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.role_table import POLICY
-from pat_jax.config.sft import SftConfig
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
-from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
-from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.sft import read
+from pat_jax.run.sft.setup import SftSetup
 
 COMMAND = ("-m", "pat_jax.sft")
 STEPS = 12  # of three epochs
@@ -47,8 +44,7 @@ OPTIONS = [
 
 def write_sums(path: Path) -> Path:
     rows = [{"prompt": f"{i}+{j}=", "completion": f"{i + j}"} for i in range(8) for j in range(8)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+    return write_lines(path, *rows)
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +54,11 @@ def given_options(tmp_path_factory) -> list[str]:
     return [*OPTIONS, "--model", str(model), "--data", str(data)]
 
 
-def made(*options: str) -> tuple[SftConfig, SftSetup]:
-    config = options_of_run(options, read)
-    return config, build(config, jax.devices()[: config.devices])
-
-
 @pytest.fixture(scope="module")
 def whole(given_options, tmp_path_factory) -> Whole:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     export = ["--checkpoint.export_dir", str(folder / "policy")]
-    _, setup = made(*given_options, "--run_dir", str(folder), *export)
+    setup = made(*given_options, "--run_dir", str(folder), *export)
     assert setup.steps == STEPS
     return to_the_end(setup)
 
@@ -107,7 +98,7 @@ def test_gradients_that_stay_no_numbers_end_a_run(
     whole: Whole, given_options, tmp_path, monkeypatch
 ):
     folder = tmp_path / "run"
-    config, setup = made(*given_options, "--run_dir", str(folder))
+    setup = made(*given_options, "--run_dir", str(folder))
     monkeypatch.setattr(loop, "MOST_IN_A_ROW", 2)
     setup = replace(setup, roles=whole.setup.roles)  # which is compiled
     run = SftRun(setup, StopSignals())
@@ -118,7 +109,7 @@ def test_gradients_that_stay_no_numbers_end_a_run(
         run.learn(at)
     run.files.release()
     kept = folder / "skipped" / "step-3.npz"
-    examples = setup.examples.draw(2 * config.batch_size, config.batch_size)
+    examples = setup.examples.draw(2 * 16, 16)
     (mini,) = to_example_batch(examples, setup.shapes).mini_batches
     np.testing.assert_array_equal(np.load(kept)["0.0.tokens"], mini[0].tokens)
 
@@ -151,7 +142,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 ):
     folder = tmp_path / "run"
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)  # `whole` has
-    _, setup = made(*given_options, "--run_dir", str(folder))
+    setup = made(*given_options, "--run_dir", str(folder))
     setup = replace(setup, roles=whole.setup.roles)
     stop_at(at, setup)
     printed = capsys.readouterr().err
@@ -160,8 +151,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         in printed
     )
 
-    config, setup = made("--resume", "--run_dir", str(folder))
-    assert not config.checkpoint.export_dir and config.batch_size == 16
+    setup = made("--resume", "--run_dir", str(folder))
+    assert not setup.config.checkpoint.export_dir and setup.config.batch_size == 16
     SftRun(replace(setup, roles=whole.setup.roles), StopSignals()).run()
     printed = capsys.readouterr().err
     assert f"resumed after step {at}\n" in printed and "other examples" not in printed
@@ -171,7 +162,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 def test_a_run_that_goes_on_with_other_examples_says_so(whole: Whole, tmp_path, capsys):
     data = write_sums(tmp_path / "sums.jsonl")
     data.write_text(data.read_text().replace("7", "8"))
-    _, setup = made("--resume", "--run_dir", str(whole.folder), "--data", str(data))
+    setup = made("--resume", "--run_dir", str(whole.folder), "--data", str(data))
     run = SftRun(setup, StopSignals())
     run.begin()
     run.files.release()
@@ -184,10 +175,8 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole: Whole, tmp_path, 
 def test_reinforcement_learning_begins_from_the_export(tmp_path: Path):
     """Both commands, in processes of their own."""
     model, policy = write_checkpoint(tmp_path / "model"), str(tmp_path / "policy")
-    data, problems = (
-        write_sums(tmp_path / "sums.jsonl"),
-        write_problems(tmp_path / "problems.jsonl"),
-    )
+    data = write_sums(tmp_path / "sums.jsonl")
+    problems = write_problems(tmp_path / "problems.jsonl")
     given = [*OPTIONS, "--model", str(model), "--data", str(data)]
     folder = ["--run_dir", str(tmp_path / "sft"), "--checkpoint.export_dir", policy]
     output = finish(start(*given, *folder, program=COMMAND))

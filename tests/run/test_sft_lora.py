@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from file_runs import to_the_end
+from file_runs import made, to_the_end
 from runs import write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 
@@ -16,17 +16,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
-from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
-from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.sft import read
-
-
-def made(*options: str) -> SftSetup:
-    config = options_of_run(options, read)
-    return build(config, jax.devices()[: config.devices])
+from pat_jax.run.sft.setup import SftSetup
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 from arrays import assert_same_bits
+from file_runs import made, whole_run
 from metrics_table import untold
 from runs import presets_of_one_layer, without_times
 
@@ -19,14 +19,11 @@ from pat_jax.rl.algorithm.supervised import cross_entropy
 from pat_jax.rl.data.text_rows import TextRows
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
-from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.sft.lessons import ExampleLessons
 from pat_jax.run.sft.loop import Position, SftRun
-from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.sft import read
+from pat_jax.run.sft.setup import SftSetup
 
 STEPS = 12
 OPTIONS = [
@@ -50,11 +47,6 @@ class Whole(NamedTuple):
     ended: Position
 
 
-def made(*options: str) -> SftSetup:
-    config = options_of_run(options, read)
-    return build(config, jax.devices()[: config.devices])
-
-
 @pytest.fixture(autouse=True, scope="module")
 def one_layer() -> Iterator[None]:
     with presets_of_one_layer("tiny-moe"):
@@ -72,10 +64,7 @@ def whole(tmp_path_factory) -> Whole:
     options = [*OPTIONS, "--data", str(corpus.parent)]
     export = ["--checkpoint.export_dir", str(folder / "policy")]
     setup = made(*options, "--run_dir", str(folder / "run"), *export)
-    run = SftRun(setup, StopSignals())
-    ended = run.run()
-    run.files.release()
-    return Whole(folder, options, setup, ended)
+    return Whole(folder, options, setup, whole_run(setup))
 
 
 def test_it_learns(whole: Whole):
@@ -106,11 +95,9 @@ def test_it_goes_on_bit_for_bit(whole: Whole, tmp_path, monkeypatch):
     shutil.rmtree(folder / CHECKPOINTS / str(STEPS))
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
     setup = made("--resume", "--run_dir", str(folder))
-    run = SftRun(replace(setup, roles=whole.setup.roles), StopSignals())
     begin, begun = SftRun.begin, []
     monkeypatch.setattr(SftRun, "begin", lambda run: begun.append(begin(run)) or begun[0])
-    ended = run.run()
-    run.files.release()
+    ended = whole_run(replace(setup, roles=whole.setup.roles))
     assert begun[0].step == 6 and ended.drawn == whole.ended.drawn
     assert_same_bits(ended.state, whole.ended.state)
     ours, theirs = (read_metrics(x / "metrics.jsonl") for x in (folder, whole.folder / "run"))

@@ -72,18 +72,8 @@ def test_a_run_goes_on_and_saves_when_it_can(tmp_path: Path, kind: str):
     disk, printed = tmp_path / "disk", tmp_path / "said"
     disk.mkdir()
     options = [*TINY, "--steps", str(STEPS), "--checkpoint.every", "1"]
-    command = [sys.executable, *COMMAND, *options]
-    driver = [
-        "unshare",
-        "-rm",
-        sys.executable,
-        "-c",
-        DRIVER,
-        kind,
-        str(disk),
-        str(printed),
-        *command,
-    ]
+    command = [kind, str(disk), str(printed), sys.executable, *COMMAND, *options]
+    driver = ["unshare", "-rm", sys.executable, "-c", DRIVER, *command]
     done = subprocess.run(driver, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout.strip()) == (0, "0"), (done.stderr, printed.read_text())
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import group_of
 
 from pat_jax.common.chips import chips
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import Prompt, RolloutGroup
 from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of, sequence_lengths
 from pat_jax.training.model_flops import matrix_weights, training_flops
 
@@ -99,12 +100,7 @@ def test_the_weights_of_products_are_the_matrices_of_the_model(name: str):
 
 
 def groups(*lengths: int) -> list[RolloutGroup]:
-    prompt = Prompt(0, (1, 2), "", {})
-    rollouts = [
-        Rollout(prompt, i, np.zeros(n, np.int32), np.zeros(n, np.float32), FinishReason.STOP)
-        for i, n in enumerate(lengths)
-    ]
-    return [RolloutGroup(prompt, rollouts)]
+    return [group_of([[0] * n for n in lengths], Prompt(0, (1, 2), "", {}))]
 
 
 def fakes(kind: str, *peaks: int | None) -> list[Any]:

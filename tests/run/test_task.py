@@ -1,10 +1,10 @@
 """From options to files, and from files to what is learned from."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from row_writing import write_lines
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.by_model import KnownModel, settled
@@ -76,8 +76,7 @@ class Words:
 def load(tmp_path: Path):
     def problems(name: str, numbers: range) -> str:
         rows = ({"problem": f"What is {i} ?", "answer": i} for i in numbers)
-        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        return str(tmp_path / name)
+        return str(write_lines(tmp_path / name, *rows))
 
     def task(*options: str, **files: range) -> Task:
         """Of the files that are named by `files`, and of `{name}` in options."""
@@ -168,8 +167,8 @@ def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):
 def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     """Whichever rows an iteration draws: a function that names one would end the run in the others."""
     rows = [{"prompt": f"p {i}", "answer": i} | ({"level": 3} if i == 5 else {}) for i in range(40)]
-    (tmp_path / "d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
+    data = write_lines(tmp_path / "d.jsonl", *rows)
+    argv = ["--model", "m", "--data", str(data), "--eval.every", "0"]
     argv += ["--rollout.max_prompt_length", "96"]
     task = load_task(parse(argv).task, Words())
     (prompt,) = (one for one in task.train.first(40) if one.columns["answer"] == "7")

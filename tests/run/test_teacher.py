@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_model import outputs
+from rollouts import group_of
+from row_writing import write_lines
 from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
@@ -22,7 +24,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import Prompt, RolloutGroup
 from pat_jax.run.advantages import with_teacher
 from pat_jax.run.roles.role_params import load_frozen
 from pat_jax.run.start.setup import Setup, build
@@ -47,16 +49,11 @@ def setup(tmp_path: Path, teacher: Path, *options: str) -> Setup:
 def made_up_groups(vocab_size: int) -> list[RolloutGroup]:
     rng = np.random.default_rng(0)
 
-    def group(number: int) -> RolloutGroup:
+    def of(number: int) -> RolloutGroup:
         prompt = Prompt(number, tuple(rng.integers(0, vocab_size, 9).tolist()), "", {})
-        tokens = [rng.integers(0, vocab_size, n).astype(np.int32) for n in (30, 4)]
-        zeros = [np.zeros(len(x), np.float32) for x in tokens]
-        pairs = zip(tokens, zeros, strict=True)
-        return RolloutGroup(
-            prompt, [Rollout(prompt, i, *x, FinishReason.STOP) for i, x in enumerate(pairs)]
-        )
+        return group_of([rng.integers(0, vocab_size, n) for n in (30, 4)], prompt)
 
-    return [group(number) for number in range(4)]
+    return [of(number) for number in range(4)]
 
 
 def batch_of(groups: list[RolloutGroup], shapes: list[tuple[int, int]]) -> TrainBatch:
@@ -72,8 +69,7 @@ def batch_of(groups: list[RolloutGroup], shapes: list[tuple[int, int]]) -> Train
 
 def test_prompts_without_answers_need_no_reward(tmp_path: Path):
     rows = [{"question": f"What is {i} + {i}?"} for i in range(60)]
-    data = tmp_path / "prompts.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = write_lines(tmp_path / "prompts.jsonl", *rows)
     teacher = write_checkpoint(tmp_path / "teacher")
     one = setup(tmp_path, teacher, "--data", str(data), "--reward", "none", "--eval.every", "0")
     assert len(one.task.train.first(4)) == 4
@@ -200,9 +196,3 @@ def test_with_tokens_of_the_teacher_in_the_loss_advantages_are_the_rewards_alone
     assert measured == {}
     for ours, expected in zip(found, own, strict=True):
         np.testing.assert_array_equal(ours, 0.5 * expected)
-
-
-def test_without_a_teacher_advantages_stay_as_they_are():
-    batch = batch_of(made_up_groups(50), [(4, 64)])
-    advantages = batch.by_response("advantages")
-    assert with_teacher(AlgorithmConfig(), batch, advantages) == (advantages, {})

@@ -15,7 +15,6 @@ from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.scoring import open_scorer
 from pat_jax.run.start.setup import Setup, build
 
 OPTIONS = """
@@ -49,8 +48,7 @@ def setup(teacher: Path, run_dir: Path, *more: str) -> Setup:
 def test_the_policy_comes_nearer_to_its_teacher(teacher: Path, tmp_path: Path):
     made = setup(teacher, tmp_path / "run", "--teacher.top_k", "8")
     assert not made.trainer.predicts  # no pass of the policy before its update
-    with open_scorer(made.task.rewards, made.config.reward_limits) as scorer:
-        run_to_end(made, scorer)
+    run_to_end(made)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     apart = [row["train/teacher_kl"] for row in rows]
     assert np.isfinite(apart).all() and apart[0] > apart[-1] > 0

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rollouts import PROMPT, response
 from runs import TINY, json_lines, run
 
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import nothing_to_learn
@@ -98,10 +99,8 @@ STOP, CUT_OFF = FinishReason.STOP, FinishReason.LENGTH
 
 
 def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
-    prompt = Prompt(0, (1,), "p", {})
-    empty = np.zeros(2, np.float32)
-    rollouts = [Rollout(prompt, i, np.ones(2, int), empty, end) for i, end in enumerate(finishes)]
-    return [RolloutGroup(prompt, rollouts)]
+    rollouts = [response([1, 1], sample=i, finish=end) for i, end in enumerate(finishes)]
+    return [RolloutGroup(PROMPT, rollouts)]
 
 
 @pytest.mark.parametrize(
