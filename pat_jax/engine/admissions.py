@@ -77,7 +77,8 @@ class Admissions:
             for g, (_, given) in zip(replica.tolist(), admitted, strict=True)
             if given.copy is not None
         ]
-        return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+        replicas, sources, targets = np.array(copies, np.int32).reshape(-1, 3).T
+        return PrefillWork(spans, Copies(replicas, sources, targets))
 
 
 class Filling:

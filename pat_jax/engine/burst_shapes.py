@@ -81,7 +81,8 @@ class BurstShapes:
             fitting = Shape(ran.split, rows, ran.length)
             self.by_need.charge(fitting, ran.seconds * (1 - rows / ran.rows))
         if self.lacked is not None:
-            self.by_need.charge(*self.lacked)
+            shape, saved_s = self.lacked
+            self.by_need.charge(shape, saved_s)
 
     def _smallest(
         self,

@@ -125,7 +125,8 @@ class CacheManager:
             freed = tables.pools[replica].discard(tables.of(i))
             poisoned += [(replica, NULL_PAGE, page) for page in freed.tolist()]
         tables.forget(ended[has_failed])
-        return Copies(*np.array(poisoned, np.int32).reshape(-1, 3).T)
+        replicas, sources, targets = np.array(poisoned, np.int32).reshape(-1, 3).T
+        return Copies(replicas, sources, targets)
 
     def scrub(self, replica: int) -> Copies:
         """Returns copies of the null page onto all free pages of a replica, because these may hold

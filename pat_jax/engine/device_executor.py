@@ -13,6 +13,7 @@ import numpy as np
 
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.by_need import decode_key
 from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -97,15 +98,15 @@ class DeviceExecutor(Executor):
         routes = self.responses.routes
         routes.settle()  # samples of a prompt have one route through it
         calls = self.tables.prefills(work.spans, self.responses.tokens, sizes, self.specs.buckets)
-        for call, length, given in calls:
-            split = self.pool.layout.split
+        params = self.weights.params
+        pool = self.pool
+        for call, length, (tokens, start, rows) in calls:
             blocks = call.start.shape[1]
-            program = self.programs[Key("prefill", split, blocks, length)]
+            program = self.programs[Key("prefill", pool.layout.split, blocks, length)]
             recorded = routes.recorded(call, self.specs.page_size)
-            args = self.pool.pages, *given, recorded
-            self.pool.pages, routed = program(self.weights.params, *args)
+            pool.pages, routed = program(params, pool.pages, tokens, start, rows, recorded)
             routes.computed(call, routed)
-            room += given[0].size
+            room += tokens.size
         self.pool.copy(work.copies)
         self.pool.settle()
         return room
@@ -125,17 +126,16 @@ class DeviceExecutor(Executor):
         before = self._drafting if burst.is_ahead else None
         drafting = self._feed.state(self.pool.layout, burst.shape, before)
         assert self._rows is not None and self._seen is not None and self._tables is not None
-        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, drafting)
-        split, rows, length, num_draft_tokens = burst.shape
-        is_copied = num_draft_tokens and not self.specs.drafts.is_generated
+        tables, drawn = self._tables
+        state = DecodeState(self._rows, self._seen, self.pool.pages, tables, drawn, drafting)
+        has_drafts = burst.shape.num_draft_tokens > 0
+        is_copied = has_drafts and not self.specs.drafts.is_generated
         accept_prob = burst.accept_prob if is_copied else None
         if accept_prob is not None:
             accept_prob = accept_prob.astype(np.float32)
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), accept_prob)
-        own_params = self._draft_params if num_draft_tokens else None
-        program = self.programs[
-            Key("decode", split, rows, length, num_draft_tokens=num_draft_tokens)
-        ]
+        own_params = self._draft_params if has_drafts else None
+        program = self.programs[decode_key(burst.shape)]
         state, output = program(self.weights.params, state, burst.reserved, until, own_params)
         self._rows = state.rows
         self._seen = state.seen
@@ -159,15 +159,17 @@ class DeviceExecutor(Executor):
     def _digest(self, burst: Burst) -> Digest:
         table = self.responses.table
         reserved = burst.reserved
-        known = (
-            table.row_to_sequence,
-            table.length,
-            table.end,
-            self.tables.rows(table.row_to_sequence, 1),
+        pages = self.tables.rows(table.row_to_sequence, 1)
+        known = table.row_to_sequence, table.length, table.end, pages
+        return Digest(
+            burst.shape,
+            burst.max_steps,
+            burst.threshold,
+            burst.is_ahead,
+            rows=_checksum((*known, reserved.pages, reserved.filled)),
+            accept_prob=_checksum((burst.accept_prob,)),
+            drafts=_checksum(self._feed.told),
         )
-        rows = *known, reserved.pages, reserved.filled
-        sums = map(_checksum, (rows, (burst.accept_prob,), self._feed.told))
-        return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
         """The tokens that penalties apply to, on the devices. Nothing is sent if no running row

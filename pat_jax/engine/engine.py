@@ -35,7 +35,7 @@ from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
+from pat_jax.engine.sizing.pool_pages import decode_functions, pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
@@ -95,9 +95,9 @@ class RolloutEngine:
         buckets = Buckets.of(tuple(self.layouts), capacity, config)
         pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
         first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
-        sizes = self.layouts, buckets, pages, reshard_chunk_bytes
+        functions = decode_functions(config, policy, drafter, dtype, eos_ids)
         self.specs = specs_for(
-            config, policy, drafter, *sizes, dtype=dtype, eos_ids=eos_ids, first=first
+            config, functions, self.layouts, buckets, pages, reshard_chunk_bytes, first
         )
         self.programs = ProgramTable()
         self.by_need = ByNeed(self.programs, buckets) if by_need else None

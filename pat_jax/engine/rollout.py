@@ -137,10 +137,10 @@ class _Loop:
             done = scheduler.collect(output)
             executor.scrub(done.poisoned)
         if done.steps:
-            shape = in_flight.shape
+            split, rows, length, num_draft_tokens = in_flight.shape
             seconds = clock.elapsed - self.began
             ran = BurstResult(
-                *shape[:3], running, done.held, done.steps, seconds, shape.num_draft_tokens
+                split, rows, length, running, done.held, done.steps, seconds, num_draft_tokens
             )
             self.report.add_burst(ran, self.began, done, in_flight.predicted)
             scheduler.bursts.charge(scheduler.split, ran)

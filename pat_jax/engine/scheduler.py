@@ -269,8 +269,10 @@ class Scheduler:
         if self.checks:
             self.check_integrity()
         drafted = DraftResult(*(np.sum(x, axis=0) for x in output.drafted))
-        counts = int(emitted.sum()), int(running_steps.sum())
-        return Collected(steps, *counts, drafted, mean_held, running[~goes_on], poisoned)
+        ended = running[~goes_on]
+        return Collected(
+            steps, int(emitted.sum()), int(running_steps.sum()), drafted, mean_held, ended, poisoned
+        )
 
     def end(self, should_stop: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
         """Ends sequences that have generated enough; returns them and the pages to overwrite."""

@@ -37,7 +37,8 @@ class DevicePool:
             for g, queue in enumerate(queues):
                 now = queue[begin : begin + COPIES]
                 pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
-            self.pages = program(self.pages, *pairs.reshape(2, -1))
+            sources, targets = pairs.reshape(2, -1)
+            self.pages = program(self.pages, sources, targets)
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> MovedBytes:
         """Moves pages to the replicas of another layout; pages not in `shipments` are lost."""

@@ -28,7 +28,8 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
     edges = [*trace.times_s, trace.total_s]
     at, running = running_curve(trace, edges)
     bands = [Band("prefill", 0, edges[0], PREFILL)] if edges[0] > 0 else []
-    bands += [Band(*each, layout_colour(each[0])) for each in layout_runs(trace, edges)]
+    for layout, begin, end in layout_runs(trace, edges):
+        bands.append(Band(layout, begin, end, layout_colour(layout)))
     bands += [Band("", x.at_s, x.at_s + x.seconds, INK, MOVING) for x in trace.switches]
     points = [(edges[0], 0.0), *zip(at, running, strict=True)]
     return Plot(

@@ -145,7 +145,8 @@ class _Room:
         self.due = np.zeros(old, np.int64)  # for each old page, the number of moves not yet packed
         np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
         self.in_the_way = np.zeros(new, np.int64)  # number of old pages in each new page's memory
-        np.add.at(self.in_the_way, self._beside(*np.nonzero(self.due)), 1)
+        replica, page = np.nonzero(self.due)
+        np.add.at(self.in_the_way, self._beside(replica, page), 1)
         self.free = [np.flatnonzero(row == 0).tolist() for row in self.in_the_way]
         for pages in self.free:
             if pages and pages[0] == NULL_PAGE:
@@ -156,7 +157,8 @@ class _Room:
         at = self.moves.old_replica[sent], self.moves.old_page[sent]
         np.subtract.at(self.due, at, 1)
         left = np.unique(np.stack(at), axis=1)
-        beside = self._beside(*left[:, self.due[tuple(left)] == 0])
+        replica, page = left[:, self.due[tuple(left)] == 0]
+        beside = self._beside(replica, page)
         np.subtract.at(self.in_the_way, beside, 1)
         replica, page = np.unique(np.stack(beside), axis=1)
         is_free = (self.in_the_way[replica, page] == 0) & (page != NULL_PAGE)

@@ -101,7 +101,7 @@ class BlockTables:
 
     def prefills(
         self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
-    ) -> Iterator[tuple[PrefillCall, int, tuple[np.ndarray, ...]]]:
+    ) -> Iterator[tuple[PrefillCall, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
         """Yields prefill calls (`prefill_calls`), their length buckets and program arguments.
 
         Args:

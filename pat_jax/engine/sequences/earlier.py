@@ -48,7 +48,8 @@ class EarlierResponses:
             self._texts[key] = kept
             self.num_tokens += _tokens(key, kept)
         while self.num_tokens > self.most:
-            self.num_tokens -= _tokens(*self._texts.popitem(last=False))
+            oldest, texts = self._texts.popitem(last=False)
+            self.num_tokens -= _tokens(oldest, texts)
 
     def of(self, prompt: Prompt) -> Sequence[np.ndarray]:
         """Returns a prompt's kept responses, int32[tokens] each, the best to draft from first."""

@@ -90,7 +90,7 @@ class PrefillCall(NamedTuple):
         """Returns the sequence of each block, and the positions of the block's tokens."""
         ends = self.start + self.length
         pairs = zip(self.start.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
-        return self.sequence.reshape(-1), [slice(*pair) for pair in pairs]
+        return self.sequence.reshape(-1), [slice(start, end) for start, end in pairs]
 
 
 def prefill_calls(
@@ -113,7 +113,8 @@ def prefill_calls(
     of, start = of[order], start[order]
     replica = spans.replica[of]
     place = np.arange(len(of)) - np.searchsorted(replica, np.arange(num_replicas))[replica]
-    blocks = _call_blocks(int(place.max(initial=-1) + 1), *sizes)
+    large, small = sizes
+    blocks = _call_blocks(int(place.max(initial=-1) + 1), large, small)
     packed = np.zeros((3, num_replicas, sum(blocks)), np.int32)
     packed[0] = NO_SEQUENCE
     packed[:, replica, place] = (
@@ -121,8 +122,8 @@ def prefill_calls(
         start,
         np.minimum(spans.stop[of] - start, page_size),
     )
-    ends = np.cumsum(blocks)[:-1]
-    return [PrefillCall(*call) for call in np.split(packed, ends, axis=2)] if blocks else []
+    calls = np.split(packed, np.cumsum(blocks)[:-1], axis=2) if blocks else []
+    return [PrefillCall(sequence, start, length) for sequence, start, length in calls]
 
 
 def _call_blocks(most: int, large: int, small: int) -> list[int]:

@@ -210,11 +210,13 @@ class Responses(Contents):
         routes = None
         if all(self.routes.shape):
             routes = self.routes.whole(i)[: len(request.tokens) + len(tokens) - 1]
+        top_tokens, top_logprobs = top or (None, None)
         return Completion(
             tokens,
             logprobs,
             not has_ended,
-            *top,
+            top_tokens,
+            top_logprobs,
             unfiltered_logprobs=unfiltered,
             routed_experts=routes,
             error=error,

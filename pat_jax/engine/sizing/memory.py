@@ -77,7 +77,7 @@ def kv_bytes(
         return math.inf
     weights = _weights(policy, layouts, dtype)
     drafted = _drafted(policy, layouts, config, dtype, drafter)
-    most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
+    most = max(weights[split] + beside(x.source, x.steps, limit) for split, x in drafted.items())
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
     # Staged pages between replicas of a layout: a packed buffer and an arrived one.
@@ -86,7 +86,7 @@ def kv_bytes(
         return max(0.0, left - shifted)
     most_parts = max(
         exchange.most_staged / exchange.num_heads
-        for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
+        for exchange in (Exchange.between(a, b) for a, b in combinations(layouts.values(), 2))
     )
     # A switch holds a chunk of the weights twice, and staged pages.
     left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESHARD_CHUNK_BYTES)
@@ -137,8 +137,8 @@ def _drafted(
     """The bytes that drafts need per device in each layout, before there are programs."""
     sequences = config.prompts_per_step * config.num_generations
     buckets = Buckets.of(tuple(layouts), sequences, config)
-    sizes = buckets, config.page_size, config.prefill_blocks
-    return draft_bytes(layouts, DraftShapes(policy.config, dtype, *sizes), drafter)
+    shapes = DraftShapes(policy.config, dtype, buckets, config.page_size, config.prefill_blocks)
+    return draft_bytes(layouts, shapes, drafter)
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:

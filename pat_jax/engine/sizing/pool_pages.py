@@ -18,24 +18,45 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 
 
-def specs_for(
+def decode_functions(
     config: RolloutConfig,
     policy: Policy,
     drafter: Drafter,
+    dtype: jnp.dtype,
+    eos_ids: Sequence[int],
+) -> DecodeFunctions:
+    """Returns the functions of a rollout's decode programs with these options."""
+    return DecodeFunctions(
+        policy,
+        dtype,
+        tuple(eos_ids),
+        check_every=config.check_every,
+        burst_steps=config.burst_steps,
+        max_logprobs=config.max_logprobs,
+        drafter=drafter,
+    )
+
+
+def specs_for(
+    config: RolloutConfig,
+    functions: DecodeFunctions,
     layouts: dict[Split, Layout],
     buckets: Buckets,
     pages: dict[Split, int],
     reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES,
-    *,
-    dtype: jnp.dtype,
-    eos_ids: Sequence[int],
     first: Buckets | None = None,
 ) -> ProgramSpecs:
     """Returns the specs of a rollout's programs with these options; see `ProgramSpecs`."""
-    steps = config.check_every, config.burst_steps, config.max_logprobs
-    functions = DecodeFunctions(policy, dtype, tuple(eos_ids), *steps, drafter)
-    sizes = config.page_size, pages, config.prefill_blocks, reshard_chunk_bytes
-    return ProgramSpecs(functions, layouts, buckets, *sizes, first)
+    return ProgramSpecs(
+        functions,
+        layouts,
+        buckets,
+        page_size=config.page_size,
+        pages=pages,
+        prefill_blocks=config.prefill_blocks,
+        reshard_chunk_bytes=reshard_chunk_bytes,
+        first=first,
+    )
 
 
 def pages_within(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.engine.by_need import decode_key
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.state import (
@@ -20,9 +21,9 @@ from pat_jax.engine.sequences.state import (
     seen_shape,
 )
 from pat_jax.engine.warm_up.timings import Timed
+from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout
 from pat_jax.planning.draft_counts import KINDS, MAX_RUN
-from pat_jax.programs.programs import Key
 
 # A timed burst has this many times `check_every` steps, so that its fixed cost counts for little,
 # as in a rollout. If few programs are measured, it has them once; rollouts correct the time.
@@ -56,16 +57,16 @@ class DummyBursts:
 
     def timed(self, num_draft_tokens: int) -> Timed:
         """Returns a burst to time, with `num_draft_tokens` per row and all rows running."""
-        at = self.layout.split, self.rows, self.length
-        program = self.programs[Key("decode", *at, num_draft_tokens=num_draft_tokens)]
+        shape = Shape(self.layout.split, self.rows, self.length, num_draft_tokens)
+        program = self.programs[decode_key(shape)]
         steps, state, reserved = self._burst(num_draft_tokens)
         is_copied = num_draft_tokens > 0 and not self.specs.drafts.is_generated
         accept_prob = np.zeros((2, KINDS, 1 + MAX_RUN), np.float32) if is_copied else None
         until = Until(np.int32(steps), np.int32(0), accept_prob)
         once = partial(self._run, program, state, reserved, until, has_drafts=num_draft_tokens > 0)
         if num_draft_tokens:
-            return Timed("verify_table", (*at, num_draft_tokens), once, per=steps)
-        return Timed("decode_table", at, once, per=steps)
+            return Timed("verify_table", tuple(shape), once, per=steps)
+        return Timed("decode_table", shape[:3], once, per=steps)
 
     def _run(
         self,
@@ -88,8 +89,9 @@ class DummyBursts:
         jax.block_until_ready((rows, drafting))
         carried = DecodeState(rows, seen, self.pool, pages, drawn, drafting)
         start = time.perf_counter()
-        given = self.engine.params, carried, reserved, until, own_params
-        carried, _ = jax.block_until_ready(program(*given))
+        carried, _ = jax.block_until_ready(
+            program(self.engine.params, carried, reserved, until, own_params)
+        )
         self.pool = carried.pool
         return time.perf_counter() - start
 

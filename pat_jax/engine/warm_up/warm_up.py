@@ -144,8 +144,9 @@ class Warmup:
         def once() -> float:
             nonlocal pool
             start_s = time.perf_counter()
-            args = self.engine.params, pool, tokens, start, tables, recorded
-            pool, _ = jax.block_until_ready(program(*args))
+            pool, _ = jax.block_until_ready(
+                program(self.engine.params, pool, tokens, start, tables, recorded)
+            )
             return time.perf_counter() - start_s
 
         if is_timed:

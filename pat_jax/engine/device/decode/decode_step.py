@@ -75,7 +75,7 @@ class DecodeStep:
             params,
             jnp.where(rows.running, rows.last_token, NO_TOKEN)[:, None],
             rows.position[:, None],
-            [x if isinstance(x, BurstLayer) else PagedLayer(*_pages(x), own) for x in caches],
+            [x if isinstance(x, BurstLayer) else _paged(x, own) for x in caches],
         )
         with jax.named_scope("sample"):
             key = jax.lax.dynamic_index_in_dim(keys, output.steps, keepdims=False)
@@ -126,9 +126,13 @@ class DecodeStep:
         may_end = position + 1 >= sampling.may_end_at
         forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
         size = self.policy.config.vocab_size
-        drawn = sample(logits, keys, sampling, seen, forbidden, ahead, vocab_size=size)
-        top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=size)
-        return Drawn(*drawn, *top, routed)
+        tokens, logprobs, unfiltered = sample(
+            logits, keys, sampling, seen, forbidden, ahead, vocab_size=size
+        )
+        top_tokens, top_logprobs = likeliest(
+            logits, sampling.wants_top, count=self.max_logprobs, vocab_size=size
+        )
+        return Drawn(tokens, logprobs, unfiltered, top_tokens, top_logprobs, routed)
 
     def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """Returns the tokens that end each row's response, filled up with NO_TOKEN."""
@@ -137,9 +141,9 @@ class DecodeStep:
         return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
 
 
-def _pages(cache: Cache) -> LayerPages:
+def _paged(cache: Cache, table: Int[Array, "rows width"]) -> PagedLayer:
     assert isinstance(cache, LayerPages), "a burst's caches are all of one kind"
-    return cache
+    return PagedLayer(cache.keys, cache.values, table)
 
 
 def views(
@@ -154,11 +158,11 @@ def views(
     Page tables are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):
         return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
-    pages = [_pages(x) for x in caches]
     own = jnp.where(rows.running[:, None], tables, NULL_PAGE)
-    behind = num_pages_for(turns, pages[0].keys.shape[2])
+    pages = [_paged(x, own) for x in caches]
+    behind = num_pages_for(turns, pages[0].page_size)
     table = jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
-    return tuple(DraftPages(*x, table, line) for x in pages)
+    return tuple(DraftPages(x.keys, x.values, table, line) for x in pages)
 
 
 def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:

@@ -41,7 +41,7 @@ def prefill(
         positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
         model = policy.bind(params)
         partition = ManualPartition(layout)
-        caches = tuple(PagedLayer(*pages, tables) for pages in pool)
+        caches = tuple(PagedLayer(pages.keys, pages.values, tables) for pages in pool)
         _, written, routed = model(
             tokens, positions, caches, recorded=recorded, partition=partition, dtype=dtype
         )

@@ -284,14 +284,15 @@ class DraftCache(DraftFeed):
         start = self.known[running] // shapes.page_size * shapes.page_size
         stop = table.length[running] - 1
         is_behind = self.known[running] < stop
-        spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))
+        behind = running[is_behind]
+        spans = Spans(behind, table.replica(behind), start[is_behind], stop[is_behind])
         sizes = shapes.prefill_blocks, shapes.prefill_blocks
         calls = self.tables.prefills(spans, self.responses.tokens, sizes, shapes.buckets)
-        for call, length, given in calls:
+        for call, length, (tokens, start, rows) in calls:
             blocks = call.start.shape[1]
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            recorded = no_routes(self.drafter.model.config, *given[0].shape)
-            self._pool, _ = program(self.params, self._pool, *given, recorded)
+            recorded = no_routes(self.drafter.model.config, *tokens.shape)
+            self._pool, _ = program(self.params, self._pool, tokens, start, rows, recorded)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):

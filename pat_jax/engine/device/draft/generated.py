@@ -50,7 +50,8 @@ def generated(
     nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
     carry = previous, rows.last_token, nothing, tuple(caches)
     _, _, proposed, written = jax.lax.fori_loop(0, count, one_more, carry)
-    draft = Draft(proposed, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
+    matched, at = jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1)
+    draft = Draft(proposed, matched, at)
     runs = met_by(draft, Runs(*jnp.zeros((3, num_rows), jnp.int32)))
     return Proposal(draft, runs, jnp.where(rows.running, count, 0)), written
 

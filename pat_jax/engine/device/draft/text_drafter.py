@@ -47,15 +47,16 @@ class TextDrafter(Drafter):
         rows = moving.rows
         drafting = moving.drafting
         own = self._own(asked, moving.drafting)
-        draft, runs, length, branch = proposal
+        draft, runs, length, _ = proposal
         tokens, count, on_draft, on_branch, taken = accepted
-        assert branch is not None, "texts have branches"
+        assert proposal.branch is not None, "texts have branches"
+        branch, of_branch = proposal.branch
         counts = moving.counts.with_step(drafting.runs, draft, length, on_draft, rows.running)
         counts = counts.with_branches(
-            runs.kind, draft, *branch, on_branch, tokens[:, 0], rows.running
+            runs.kind, draft, branch, of_branch, on_branch, tokens[:, 0], rows.running
         )
         num_accepted = jnp.maximum(count - 1, 0)
-        both = (draft, length, ~taken), (*branch, taken)
+        both = (draft, length, ~taken), (branch, of_branch, taken)
         for place, (one, verified, is_accepted) in enumerate(both):
             accepted_of_one = jnp.where(is_accepted, num_accepted, 0)
             source = source_of(one, drafting.borders, own)
@@ -110,7 +111,8 @@ class TextFeed(DraftFeed):
         del shape
         if before is not None or self._laid_out is None:
             return before
-        return Drafting(*layout.put(self._laid_out, "batch"))
+        text, runs, borders = layout.put(self._laid_out, "batch")
+        return Drafting(text, runs, borders)
 
 
 def own_columns(length: int, drafts: Drafts) -> int:

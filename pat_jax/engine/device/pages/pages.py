@@ -165,9 +165,8 @@ class Exchange:
 
     def _mapped(self, run: Callable, num_scalars: int = 0) -> Callable:
         source, target = (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
-        buffer = source.spec(*PAGE_AXES)
-        specs = (*[source.spec()] * num_scalars, buffer), target.spec(*PAGE_AXES)
-        return by_shard(source, run, *specs)
+        taken = (*[source.spec()] * num_scalars, source.spec(*PAGE_AXES))
+        return by_shard(source, run, taken, target.spec(*PAGE_AXES))
 
 
 def part_bytes(layout: Layout, pool: Pool) -> int:

@@ -181,7 +181,7 @@ class DecodeFunctions:
         rows, seen, drafting, counts, caches, output = moving
         runs = drafting.runs if isinstance(drafting, Drafting) else output.runs
         pages = added(tables, num_held(state.tables), most=most_pages)
-        drafted = DraftResult(*jax.tree.leaves(counts))
+        drafted = DraftResult(**counts._asdict())
         output = replace(output, pages=pages, runs=runs, drafted=drafted)
         pool = self._end(caches, state.pool, tables, state.rows.position, rows.position, pace)
         state = DecodeState(rows, seen, pool, tables, drawn[None], drafting)
@@ -207,7 +207,7 @@ class DecodeFunctions:
             top_logprobs=zeros(*shape, top, dtype=jnp.float32),
             pages=zeros(count, pages),
             running_steps=zeros(count),
-            drafted=DraftResult(*jax.tree.leaves(Counts.none())),
+            drafted=DraftResult(**Counts.none()._asdict()),
             runs=Runs(*[zeros(count)] * len(Runs._fields)),
             routed_experts=zeros(*shape, *self.policy.config.routes_shape, dtype=ROUTE_DTYPE),
         )
@@ -223,7 +223,7 @@ class DecodeFunctions:
         """The caches to decode with: pages if a kernel reads them, else a contiguous copy."""
         if layout.backend.cache == "pages":
             return pool
-        pages = [PagedLayer(*layer, tables) for layer in pool]
+        pages = [PagedLayer(layer.keys, layer.values, tables) for layer in pool]
         if pace.draft:
             return tuple(DraftCopy.begin(layer, pace.step_tokens) for layer in pages)
         return tuple(BurstLayer.begin(layer, start, pace.burst_steps) for layer in pages)
@@ -240,7 +240,7 @@ class DecodeFunctions:
         def end(cache: Cache, before: LayerPages) -> LayerPages:
             if isinstance(cache, LayerPages):
                 return cache
-            pages = PagedLayer(*before, tables)
+            pages = PagedLayer(before.keys, before.values, tables)
             if isinstance(cache, BurstLayer):
                 written = cache.end(pages, stop)
             else:

@@ -75,10 +75,14 @@ class ProgramSpecs:
 
     @property
     def draft_shapes(self) -> DraftShapes:
-        functions = self.functions
-        shapes = self.shapes
-        sizes = self.buckets, self.page_size, self.prefill_blocks, shapes.asked_ahead
-        return DraftShapes(functions.policy.config, functions.dtype, *sizes)
+        return DraftShapes(
+            self.functions.policy.config,
+            self.functions.dtype,
+            self.buckets,
+            self.page_size,
+            self.prefill_blocks,
+            ahead=self.shapes.asked_ahead,
+        )
 
     @property
     def measured(self) -> Buckets:
@@ -94,9 +98,11 @@ class ProgramSpecs:
 
     @property
     def shapes(self) -> Shapes:
-        functions = self.functions
-        steps = functions.burst_steps, functions.check_every
-        return Shapes(self.buckets, self.pages, self.page_size, *steps, self.drafts)
+        burst_steps = self.functions.burst_steps
+        check_every = self.functions.check_every
+        return Shapes(
+            self.buckets, self.pages, self.page_size, burst_steps, check_every, self.drafts
+        )
 
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():
@@ -234,14 +240,13 @@ class ProgramSpecs:
 
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         exchange = Exchange.between(source, target)
-        pair = source, target
         view = Key("view", source.split, target=target.split)
-        table.declare(view, pages.view(*pair), self.pool(source), donate_argnums=0)
+        table.declare(view, pages.view(source, target), self.pool(source), donate_argnums=0)
         for size in SIZES:
             packed = self.buffer(source, size)
             picks = abstract_index(source, size)
             pack = Key("pack", source.split, size, target=target.split)
-            table.declare(pack, pages.pack(*pair), self.pool(target), picks)
+            table.declare(pack, pages.pack(source, target), self.pool(target), picks)
             down = 1 if exchange.is_up else exchange.members.shape[1]
             key = Key("exchange", source.split, size, target=target.split)
             table.declare(key, exchange.all(), (packed,) * down)

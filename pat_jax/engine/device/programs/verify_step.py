@@ -65,8 +65,9 @@ def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
             caches = _on_branches(caches, asked.tables, rows, line, turns, taken)
             behind = jnp.take_along_axis(place, 1 + line.moved(taken), axis=1)
             place = jnp.concatenate([place[:, :1], behind], axis=1)
-        by_row = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
-        return _accept(drafter, asked, moving._replace(caches=caches), proposal, taken, *by_row)
+        drawn, stopped, failed = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
+        moving = moving._replace(caches=caches)
+        return _accept(drafter, asked, moving, proposal, taken, drawn, stopped, failed)
 
 
 def _known(rows: RowState, line: Line, path: Int[Array, "tokens draft"]) -> Int[Array, " tokens"]:
