@@ -58,8 +58,8 @@ def session(
             if field.name in _OF_FILES and getattr(asked, field.name) != field.default:
                 raise OptionError(field.name, getattr(asked, field.name), _NO_FILES)
         parts = prepared(asked, run)
-        sampling = asked.overrides, parts.recommended
-        return TextSession(parts.open(), parts.tokenizer, *sampling, asked.seed)
+        session = parts.open()
+        return TextSession(session, parts.tokenizer, asked.overrides, parts.recommended, asked.seed)
 
 
 if __name__ == "__main__":

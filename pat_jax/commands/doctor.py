@@ -63,8 +63,8 @@ def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination
     target = Target.parse(config.target)
     installed(target)
     configure(0)
-    asked = target, model, config.page_size, config.compute_dtype
-    examination.look("compiled", lambda: kernels_compiled(*asked), ADVICE["compiled"])
+    compiled = partial(kernels_compiled, target, model, config.page_size, config.compute_dtype)
+    examination.look("compiled", compiled, ADVICE["compiled"])
     return examination.finish(
         f"every kernel of {config.model} compiles for {target}; none has been run. On such a machine run "
         "python -m pat_jax.doctor without --target"

@@ -72,8 +72,7 @@ def evaluate(config: EvaluateConfig) -> None:
                 progress.print(line)
             _open_reward_models(reward_models, setup)
             session = setup.open()
-            made_of = tokenizer, folder.path, progress.print
-            with Completions(*made_of, is_asked=True) as completions:
+            with Completions(tokenizer, folder.path, progress.print, is_asked=True) as completions:
                 read = response_reader(problem_sets.columns, tokenizer)
                 evaluator = Evaluator(
                     run.eval,

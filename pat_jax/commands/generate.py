@@ -2,13 +2,15 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pat_jax.batch_generation.config import GenerateConfig, Reach
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask, reach, read_lines
+from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask, reach, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
@@ -124,8 +126,11 @@ def _asked(
 ) -> Reach:
     """Returns the numbers that size an engine for a file of prompts, none above those of `most`."""
     assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-    line = (config.overrides, recommended, tokenizer)
-    return reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
+
+    def parse(given: Mapping[str, Any]) -> LineRequest:
+        return parse_ask(given, config.overrides, recommended, tokenizer, max_length=most.length)
+
+    return reach(prompts, parse, most)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:

@@ -116,7 +116,10 @@ def simulated(config: SimulateConfig) -> Simulated:
     configure(0)
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
     drafter, source, told = _drafts(config, profile, longest)
-    answers = [answer(config, profile, lengths, drafter, source, *case) for case in config.cases()]
+    answers = [
+        answer(config, profile, lengths, drafter, source, responses, cap, host_us)
+        for responses, cap, host_us in config.cases()
+    ]
     found = Simulated(config, profile, lengths, answers, told)
     if config.out:
         write(Path(config.out), found.to_json())

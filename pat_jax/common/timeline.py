@@ -33,8 +33,7 @@ class Timeline:
 
     def add(self, name: str, devices: Iterable[Device], begin: float, end: float) -> None:
         """Adds a stage. `begin` and `end` are seconds of `time.perf_counter`."""
-        since = begin - self._begin, end - self._begin
-        self._spans.append(Span(name, frozenset(devices), *since))
+        self._spans.append(Span(name, frozenset(devices), begin - self._begin, end - self._begin))
 
     def take(self) -> list[Span]:
         """Returns the stages since the last call, by their beginning, and restarts at 0 s."""

@@ -150,8 +150,10 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         check_context(lengths, context, self.model)
         expected = f"at most the {model.vocab_size:,} tokens there are"
         check(self, "top_k", (lambda x: x <= model.vocab_size, expected))
-        size = num_devices, self.batch, (prompt, response)
-        engine = self.engine_of(self.model_options, *size, top_p=self.top_p, top_k=self.top_k)
+        both = prompt, response
+        engine = self.engine_of(
+            self.model_options, num_devices, self.batch, both, top_p=self.top_p, top_k=self.top_k
+        )
         of_eval = EvalConfig(
             every=1,
             data=self.data.files,

@@ -43,8 +43,10 @@ def roll_call(place: Place, wait_s: float, token: bytes = b"") -> tuple[str | No
     processes except the first. Raises UserError if a process did not come within `wait_s`, or was
     started with another number of processes."""
     assert place.coordinator is not None
-    made_of = place, place.coordinator, time.monotonic() + wait_s, wait_s, token
-    return _call(*made_of) if place.index == 0 else (None, [_answer(*made_of)])
+    until = time.monotonic() + wait_s
+    if place.index == 0:
+        return _call(place, place.coordinator, until, wait_s, token)
+    return None, [_answer(place, place.coordinator, until, wait_s, token)]
 
 
 def _call(
@@ -58,7 +60,8 @@ def _call(
         return visitor, fields
 
     try:
-        listener = open_port(*split(coordinator))
+        host, port = split(coordinator)
+        listener = open_port(host, port)
     except OSError as error:
         raise _closed(coordinator, error) from None
     with closing(listener):

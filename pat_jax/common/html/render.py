@@ -47,7 +47,7 @@ def _environment(folder: Path, form: Form) -> "Environment":
         "shown": shown,
         "percent": percent,
         "whole": "{:,.0f}".format,
-        "text_table": lambda table: text_table(*table),
+        "text_table": lambda table: text_table(table.header, table.rows),
         "in_a_line": lambda text: " ".join(text.split()),
         "layout_colour": layout_colour,
     }

@@ -279,13 +279,11 @@ class DraftCache(DraftFeed):
 
     def _catch_up(self, layout: Layout) -> None:
         table = self.responses.table
-        running = table.running
         shapes = self.shapes
-        start = self.known[running] // shapes.page_size * shapes.page_size
-        stop = table.length[running] - 1
-        is_behind = self.known[running] < stop
-        behind = running[is_behind]
-        spans = Spans(behind, table.replica(behind), start[is_behind], stop[is_behind])
+        running = table.running
+        behind = running[self.known[running] < table.length[running] - 1]
+        start = self.known[behind] // shapes.page_size * shapes.page_size
+        spans = Spans(behind, table.replica(behind), start, table.length[behind] - 1)
         sizes = shapes.prefill_blocks, shapes.prefill_blocks
         calls = self.tables.prefills(spans, self.responses.tokens, sizes, shapes.buckets)
         for call, length, (tokens, start, rows) in calls:
