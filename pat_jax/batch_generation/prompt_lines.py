@@ -47,11 +47,10 @@ class LineRequest:
 
     def request(self, seed: int, line: int, sample: int) -> Request:
         """Returns the request for one `sample` of line number `line` in a run with `seed`."""
-        if self.seed is None:
-            key = sequence_key(seed, BY_LINE, line, sample)
-        else:
-            key = sequence_key(self.seed, BY_SEED, 0, sample)
-        return Request(self.tokens, key, self.max_tokens, self.sampling)
+        ids = (seed, BY_LINE, line, sample)
+        if self.seed is not None:
+            ids = (self.seed, BY_SEED, 0, sample)
+        return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
 
     def finder(self, tokenizer: Tokenizer | None) -> StopFinder | None:
         """Returns a finder of stop strings for one sample; None if the line has no stop strings."""

@@ -75,14 +75,10 @@ class ProgramSpecs:
 
     @property
     def draft_shapes(self) -> DraftShapes:
-        return DraftShapes(
-            self.functions.policy.config,
-            self.functions.dtype,
-            self.buckets,
-            self.page_size,
-            self.prefill_blocks,
-            ahead=self.shapes.asked_ahead,
-        )
+        model = self.functions.policy.config
+        dtype = self.functions.dtype
+        ahead = self.shapes.asked_ahead
+        return DraftShapes(model, dtype, self.buckets, self.page_size, self.prefill_blocks, ahead)
 
     @property
     def measured(self) -> Buckets:
@@ -185,12 +181,11 @@ class ProgramSpecs:
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables = abstract_index(layout, rows, self.width(length))
         ring = abstract_index(layout, 1, self.shapes.reserve_size(rows, num_draft_tokens))
-        drafting = own_params = None
+        drafting = own_params = accept_prob = None
         if num_draft_tokens:
             drafting = self.drafter.state(layout, rows, length, self.draft_shapes)
             own_params = self.drafter.params(layout, self.draft_shapes)
-        is_copied = num_draft_tokens and not self.drafts.is_generated
-        accept_prob = abstract_accept_prob(layout) if is_copied else None
+            accept_prob = None if self.drafts.is_generated else abstract_accept_prob(layout)
         rows_state = abstract_rows(layout, rows)
         table.declare(
             Key("decode", layout.split, rows, length, num_draft_tokens=num_draft_tokens),
