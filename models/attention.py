@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.cache.kv_cache import LayerCache
+from pat_jax.models.cache.paged_layer import LayerCache
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layers import Rotation, linear, rms_norm, rotate

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Int16
 
 from pat_jax.models.attention import Attention, Cache
-from pat_jax.models.cache.kv_cache import LayerCache
+from pat_jax.models.cache.paged_layer import LayerCache
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
 from pat_jax.models.layer_loop import scanned, unrolled

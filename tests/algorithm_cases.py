@@ -12,7 +12,7 @@ from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.rl.rewards.by_function import ScoresByFunction
+from pat_jax.rl.rewards.weighted_sum import ScoresByFunction
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss

@@ -1,5 +1,7 @@
 """The paged KV cache: one layer's pool, and the block table that lists each row's pages.
 
+`burst_layer.py` and `draft_layer.py` implement the same interface (`LayerCache`).
+
 A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's table is the page of
 its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to no sequence: entries
 beyond a row's tokens name it, and empty rows read and write it; it stays zero.
@@ -11,7 +13,7 @@ TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,26 @@ from pat_jax.models.kernels.paged_prefill import (
 )
 from pat_jax.models.layers import attend, attend_where, sees
 
+KV_AXES = ("pages", "kv_heads", None, None)
 NULL_PAGE = 0  # a page of every pool that empty rows read and write
+
+
+class LayerCache(Protocol):
+    """The keys and values of one layer. The model calls only `attend`."""
+
+    def attend(
+        self,
+        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "rows length kv_heads head_dim"],
+        values: Float[Array, "rows length kv_heads head_dim"],
+        positions: Int[Array, "rows length"],
+        kernels: Kernels,
+    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
+        """Stores the keys and values of consecutive tokens, then computes attention.
+
+        Each query sees all keys in its row up to its own position.
+        """
+        ...
 
 
 class PageKernels(NamedTuple):

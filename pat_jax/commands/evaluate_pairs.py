@@ -27,7 +27,7 @@ from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.heldout import set_names
 from pat_jax.run.start.task import find_files
-from pat_jax.training.text_scorer import TextScorer
+from pat_jax.training.reader import TextScorer
 
 AT_ONCE = 128  # number of pairs scored between two updates of the progress bar
 

@@ -13,8 +13,10 @@ T = TypeVar("T")
 Tree = TypeVar("Tree")
 
 
-def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
-    """Returns the `ShapeDtypeStruct` of each array or shape, with these shardings."""
+def with_sharding(shapes: Tree, shardings: Tree | jax.sharding.Sharding) -> Tree:
+    """Returns the `ShapeDtypeStruct` of each array or shape, with its sharding or the only one."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, shapes)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,

@@ -1,11 +1,12 @@
 """Executes a rollout on devices: prefill, bursts dispatched one behind another, and moves.
 
-Keeps device arrays in line with the host's accounts. Decides nothing: `scheduler.py` does.
+Keeps device arrays in line with the host's accounts: the rows' state, and the pages of the KV cache.
+Decides nothing: `scheduler.py` and the cache manager do.
 """
 
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,20 +15,81 @@ import numpy as np
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.by_need import decode_key
-from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.draft.drafter import Rollout
-from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.device.pages.migration import Migration, shifted
+from pat_jax.engine.device.programs.program_specs import COPIES, ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Burst, Executor, Relocation
 from pat_jax.engine.relocation.order import Pools, placed
+from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PrefillWork
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
+from pat_jax.engine.sequences.state import (
+    BurstOutput,
+    DecodeState,
+    Pool,
+    RowState,
+    Until,
+    seen_shape,
+)
 from pat_jax.layout.buckets import Shape
+from pat_jax.layout.layout import Layout
 from pat_jax.programs.programs import Key, ProgramTable
+
+
+class DevicePool:
+    """The pools of all replicas of a layout. Methods dispatch programs; `settle` waits for them."""
+
+    def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
+        self.specs = specs
+        self.programs = programs
+        self.layout = layout
+        self.pages: Pool = programs[Key("allocate", layout.split)]()
+
+    def copy(self, copies: Copies) -> None:
+        """Copies each source page to its target page in the same replica."""
+        split = self.layout.split
+        program = self.programs[Key("copy_pages", split)]
+        queues = [np.flatnonzero(copies.replica == g) for g in range(split.dp)]
+        for begin in range(0, max(map(len, queues)), COPIES):
+            pairs = np.full((2, split.dp, COPIES), NULL_PAGE, np.int32)
+            for g, queue in enumerate(queues):
+                now = queue[begin : begin + COPIES]
+                pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
+            sources, targets = pairs.reshape(2, -1)
+            self.pages = program(self.pages, sources, targets)
+
+    def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> MovedBytes:
+        """Moves pages to the replicas of another layout; pages not in `shipments` are lost."""
+        source = self.layout
+        self.layout = target
+        self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
+        migration = Migration(self.programs, source, target)
+        self.pages, sent = migration.run(self.pages, shipments)
+        return sent
+
+    def shift(self, moves: PageMoves) -> MovedBytes:
+        """Moves pages to other replicas of the same layout."""
+        self.pages, sent = shifted(self.programs, self.layout, self.pages, moves)
+        return sent
+
+    def settle(self) -> None:
+        """Waits until all dispatched copies and moves are done."""
+        jax.block_until_ready(self.pages)
+
+    def delete(self) -> None:
+        """Frees the memory once dispatched programs are done with it.
+
+        Arrays donated to a call that was interrupted are deleted already.
+        """
+        for leaf in jax.tree.leaves(self.pages):
+            if not leaf.is_deleted():
+                jax.block_until_ready(leaf)
+                leaf.delete()
 
 
 class _Running(NamedTuple):

@@ -159,7 +159,7 @@ class RolloutEngine:
         A running stream continues with the weights that it began with.
 
         Args:
-          exit_head: float[embed, embed], see `models/exit_head.py`; None stands for zeros. Only
+          exit_head: float[embed, embed], see `layers.exit_hidden`; None stands for zeros. Only
             early exit uses it: drafts that the policy's first layers propose.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)

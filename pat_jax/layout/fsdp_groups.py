@@ -1,7 +1,7 @@
 """FSDP groups: devices that divide the trainer's parameters, while other groups have copies (HSDP).
 
 Knows the mesh axes of a layout without TP. Does not know what groups compute
-(`training/group_gradients.py`).
+(`training/trainable_params.py`).
 """
 
 from collections.abc import Callable

@@ -194,3 +194,9 @@ class AutoPartition(Partition):
             out_specs=by_rows,
             axis_names=set(dp_axes),
         )(whole, *rows)
+
+
+def by_shard(layout: Layout, run: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """Wraps `run` in `shard_map`: the program has only the collectives written in `run`."""
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(run, mesh=layout.mesh, check_vma=False, **specs)

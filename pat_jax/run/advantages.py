@@ -10,11 +10,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
+from pat_jax.rl.algorithm.advantages import (
+    AdvantageEstimator,
+    gdpo_advantages,
+    overlong_penalty,
+)
 from pat_jax.rl.algorithm.critic_estimator import CriticEstimator
-from pat_jax.rl.algorithm.distillation import distill_advantages
-from pat_jax.rl.algorithm.gdpo import gdpo_advantages
-from pat_jax.rl.algorithm.kl import estimate_kl
+from pat_jax.rl.algorithm.kl import distill_advantages, estimate_kl
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.start.shaping import KL_OF_A_TOKEN

@@ -17,12 +17,11 @@ from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.batches.types import Rollout, RolloutGroup
-from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import describe_rewards
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
-from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, ScoresByFunction, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.generation import Generator

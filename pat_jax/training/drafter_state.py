@@ -49,9 +49,8 @@ def head_optimizer() -> optax.GradientTransformation:
 
 def head_state(layout: Layout, embed_dim: int) -> TrainState:
     """Returns shapes with shardings of an early-exit head with its optimizer's moments."""
-    everywhere = layout.sharding()
     head = jax.ShapeDtypeStruct((embed_dim, embed_dim), jnp.float32)
     init = head_optimizer().init
     step = jnp.zeros((), jnp.int32)
     shapes = jax.eval_shape(lambda head: TrainState(head, init(head), step), head)
-    return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
+    return with_sharding(shapes, layout.sharding())

@@ -1,6 +1,6 @@
 """Trains the early-exit head on the policy's own samples, so that it follows the policy.
 
-Only the head (`models/exit_head.py`) is trained here; the layers before it are the policy's own and
+Only the head (`models/layers.py`) is trained here; the layers before it are the policy's own and
 change with it. The loss is the cross-entropy of the policy's samples. Its optimum is the policy's
 distribution, as far as those layers can predict it. The head only proposes drafts, which change no
 token, so this does not affect the policy.
@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.partitions import AutoPartition
-from pat_jax.models.exit_head import ExitHead, exit_hidden
+from pat_jax.models.layers import ExitHead, exit_hidden
 from pat_jax.models.partition import Partition
 from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
@@ -89,11 +89,8 @@ class ExitHeadTrainer:
         everywhere = trainer.layout.sharding()
         frozen = trainer.trained.abstract_frozen
 
-        def placed(shapes: object) -> object:
-            return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
-
-        sums = placed(jax.eval_shape(self._update.zero_sums))
-        gradient = placed(jax.eval_shape(zero_gradients, head))
+        sums = with_sharding(jax.eval_shape(self._update.zero_sums), everywhere)
+        gradient = with_sharding(jax.eval_shape(zero_gradients, head), everywhere)
 
         def grad_step(
             frozen: Leaves,

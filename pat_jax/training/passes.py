@@ -17,7 +17,6 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.exchange import most_exchanged
 from pat_jax.layout.layout import Layout, of_one_group
 from pat_jax.layout.partitions import AutoPartition
-from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
 from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
@@ -57,17 +56,17 @@ def model_functions(
         model = policy.bind(params)
         return model.scalar_head if is_scalar else model.head
 
-    is_scalar = policy.config.head == "scalar"
+    config = policy.config
+    is_scalar = config.head == "scalar"
     # The rollout records the policy's experts only, so a critic has no route flips.
-    beside = (ROUTE_FLIPS,) if policy.config.experts and not is_scalar else ()
+    beside = (ROUTE_FLIPS,) if config.experts and not is_scalar else ()
+    routers = (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
     of_head = values if is_scalar else partial(logits, partition=Partition())
     by_rows = AutoPartition(layout).by_rows
     of_group = None
     if layout.group_axes:
         of_group = model_functions(policy, of_one_group(layout), dtype, **how, **experts_how)
-    return ModelFunctions(
-        forward, of_head, head, by_rows, beside, _routers(policy.config), is_scalar, of_group
-    )
+    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_group)
 
 
 def _forward(
@@ -110,11 +109,6 @@ def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]
     return (positions > 0) | (behind > 0)
 
 
-def _routers(config: ModelConfig) -> tuple[int, int] | None:
-    """Returns (layers with a router, experts of each), or None for a model without experts."""
-    return (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
-
-
 def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
     """Returns the routers' sums over a micro-batch's tokens, by the names in `balance.py`."""
     return {
@@ -145,8 +139,7 @@ def abstract_micro(
     if policy.config.experts:
         routes: Any = jax.ShapeDtypeStruct((*shape, *policy.config.routes_shape), ROUTE_DTYPE)
         micro = replace(micro, routes=routes)
-    by_rows = layout.sharding("batch", role="train")
-    return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
+    return with_sharding(micro, layout.sharding("batch", role="train"))
 
 
 class Passes:
@@ -201,7 +194,7 @@ class Passes:
             trained.abstract,
             abstract_micro(trained.policy, trained.layout, shape, *read),
             trained.abstract_gradients,
-            with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
+            with_sharding(sums, self._everywhere),
             out_shardings=(gradients.shardings, self._everywhere),
             donate_argnums=(3, 4),
         )

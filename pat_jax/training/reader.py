@@ -1,11 +1,22 @@
-"""A frozen role: a model whose predictions other roles read, such as the reference policy."""
+"""A frozen role: a model whose predictions other roles read, such as the reference policy.
+
+A reward model is one, too, which scores whole texts.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float, Int
+
+from pat_jax.common.owners import is_absent, known_to_all
+from pat_jax.common.timeline import stage
 from pat_jax.models.policy import Params
+from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.rl.data.packed_texts import to_scored_batch
 from pat_jax.training.handle import Handle
 from pat_jax.training.predictions import Predictions
 from pat_jax.training.rest import at_rest, copied_to, fetched, moved
@@ -81,3 +92,31 @@ class Reader(Handle):
         # Parameters do not change here: the host keeps its copy, and none has to be copied back.
         with fetched(self._params, self.held.shardings) as here:
             return self._predictions.with_column(batch, self.column, here)
+
+
+class TextScorer:
+    """Scores texts in batches of a few compiled shapes.
+
+    Args:
+      micro_shapes: number and length of the rows of the micro-batches that `reader` can read.
+    """
+
+    def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
+        self.reader = reader
+        self._micro_shapes = micro_shapes
+
+    def fills(self, lengths: Sequence[int]) -> bool:
+        """Whether texts of these lengths fill whole micro-batches."""
+        return fills(lengths, self._micro_shapes)
+
+    def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
+        """Returns the score of each text: the model's number at its last token. Raises ValueError
+        if a text is longer than every row."""
+        devices = self.reader.devices
+        found = np.zeros(0)
+        if not is_absent(devices):
+            batch = to_scored_batch(texts, self._micro_shapes)
+            with stage(predictions(SCORES, "reward model"), devices):
+                batch = self.reader.read(batch)
+                found = np.concatenate(batch.by_response(self.reader.column))
+        return known_to_all("scores", devices, found)

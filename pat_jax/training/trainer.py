@@ -28,8 +28,7 @@ from pat_jax.training.rest import fetched
 from pat_jax.training.state_placement import Resting, StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
-from pat_jax.training.update_result import Record, UpdateResult, summarized
-from pat_jax.training.update_seen import update_seen
+from pat_jax.training.update_result import Record, UpdateResult, summarized, update_seen
 
 POLICY, CRITIC = "train", "critic"  # names of trained roles
 # The stages of learning, named by the prefix of their programs' names.

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from pat_jax.common.html.render import Form, rendered
-from pat_jax.engine.record.running_plot import running_plot
+from pat_jax.engine.record.plot import running_plot
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity import tables
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport

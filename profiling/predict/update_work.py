@@ -198,7 +198,7 @@ class UpdateWork:
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
         """Yields the sums of gradients: a layer's end on the devices with its weights, the head's
-        on all. FSDP groups sum theirs once an update (`training/group_gradients.py`), unless the
+        on all. FSDP groups sum theirs once an update (`training/trainable_params.py`), unless the
         model has experts."""
         summed = self.dp if self.model.experts else self.fsdp
         if self.adapter_weights is not None:

@@ -8,14 +8,38 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from pat_jax.rl.algorithm.whitening import whitened
-
+_OF_VARIANCE = 1e-8  # added to a variance before its root is taken
 Baseline = Literal["group", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "none"]
-
 # Relative to the largest reward: a few units in the last digit of float32, the dtype of rewards.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 _EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being blown up
+
+
+def whitened(
+    values: Sequence[Float[np.ndarray, " _"]], *, shift_mean: bool = True
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns values scaled to variance 1 over all tokens, with mean 0 or the mean that they had.
+    They are float64 in the shapes of `values`.
+
+        (x - μ) / sqrt(σ² + ε)          shift_mean = True (advantages)
+        (x - μ) / sqrt(σ² + ε) + μ      shift_mean = False (rewards)
+
+    σ² is the sample variance, with Bessel's correction n / (n - 1), as verl and TRL compute it. A
+    single token has σ = 0.
+
+    Args:
+      values: one array for each response. NaN stays NaN, and counts in neither μ nor σ.
+
+    Reference: Huang et al. 2024, https://arxiv.org/abs/2403.17031, details 15 and 19.
+    """
+    exact = [np.asarray(each, np.float64) for each in values]
+    tokens = np.concatenate(exact) if exact else np.zeros(0)
+    tokens = tokens[~np.isnan(tokens)]
+    mean = tokens.mean() if len(tokens) else 0.0
+    variance = np.square(tokens - mean).sum() / max(len(tokens) - 1, 1)
+    shift = 0.0 if shift_mean else mean
+    return [(each - mean) / np.sqrt(variance + _OF_VARIANCE) + shift for each in exact]
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
@@ -184,3 +208,32 @@ def overlong_penalty(
     if not buffer:
         return np.zeros(np.shape(lengths))
     return penalty * np.clip((lengths - (cap - buffer)) / buffer, 0.0, 1.0)
+
+
+def gdpo_advantages(
+    scores: Float[np.ndarray, "functions groups samples"], weights: Sequence[float]
+) -> Float[np.ndarray, "groups samples"]:
+    """Returns each response's advantage over its siblings, after each function's scores are
+    normalised separately. Advantages are float32, NaN for a response without any score.
+
+        A_k = (r_k - mean of the group) / (σ_k of the group + 1e-6)     for each function k
+        S   = Σ_k w_k A_k
+        A   = (S - mean of the batch) / sqrt(σ² of the batch + 1e-8)
+
+    Normalising the sum instead (GRPO) lets rewards of a large spread dominate whatever the weights,
+    and makes different combinations of rewards equal. σ is the sample's (n - 1). A function that
+    gives all responses of a group the same score adds exactly 0 in this group.
+
+    Args:
+      scores: scores by each reward function; NaN if the function does not apply to the response,
+        which then counts in none of the function's means.
+      weights: w, one for each function. A function of weight 0 is left out.
+
+    Reference: Liu et al. 2026, https://arxiv.org/abs/2601.05242, section 3 (GDPO).
+    """
+    counted = [k for k, weight in enumerate(weights) if weight]
+    relative = [group_advantages(scores[k]).astype(np.float64) for k in counted]
+    total = sum(weights[k] * np.nan_to_num(each) for k, each in zip(counted, relative, strict=True))
+    is_scored = np.any([~np.isnan(each) for each in relative], axis=0)
+    (found,) = whitened([np.where(is_scored, total, np.nan).reshape(-1)])
+    return found.reshape(is_scored.shape).astype(np.float32)

@@ -1,7 +1,8 @@
-"""The loss of reward models: of two responses to a prompt, the chosen one gets the higher reward.
+"""The losses of pairs: of two responses to a prompt, the chosen one gets the higher reward.
 
-Knows values at the ends of responses. Does not know how pairs are packed, except that a row holds
-both responses of a pair one after the other.
+Reward models and policies (DPO) learn from them. Knows values at the ends of responses, and
+log-probabilities of responses. Does not know how pairs are packed, except that a row holds both
+responses of a pair one after the other.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pat_jax.rl.algorithm.losses import (
+    ENTROPY,
+    LOGPROBS,
     PREDICTED,
     VALUES,
     Columns,
@@ -97,3 +100,64 @@ def sum_by_pair(values: PerToken, responses: Responses) -> tuple[PerToken, PerTo
         return totals[chosen], totals[chosen + 1]
 
     return jax.vmap(of_row)(values, responses)
+
+
+@dataclass(frozen=True)
+class DPOLoss(Loss):
+    """The negative log-likelihood that the chosen response wins, with rewards β log(π / π_ref).
+
+        h    = (log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r))
+        loss = Σ weights * (-(1 - ε) log σ(β h) - ε log σ(-β h))
+
+    c is the chosen response and r the rejected one; log-probabilities are sums over their tokens.
+    Every token of both has the loss of its pair. So the weights of `token_weights(…, "sequence")`,
+    1 / (tokens of the token's response * responses), average over pairs.
+
+    A row holds whole pairs: its responses 1 and 2 are a pair, then 3 and 4, the chosen one first.
+
+    Column:
+      reference_logprobs: log π_ref of each token in nats.
+
+    Reference: Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, eq. 7;
+    Mitchell 2023, https://ericmitchell.ai/cdpo.pdf (label smoothing, ε).
+    """
+
+    beta: float = 0.1  # β
+    label_smoothing: float = 0.0  # ε, the assumed share of pairs with the wrong one chosen
+
+    @property
+    def metrics(self) -> Mapping[str, Reduction]:
+        return {
+            "loss": Reduction.SUM,
+            "accuracy": Reduction.MEAN,  # share of pairs with chosen reward > rejected reward
+            "margin": Reduction.MEAN,  # chosen reward - rejected reward
+            "chosen_reward": Reduction.MEAN,  # β (log π(c) - log π_ref(c)), nats
+            "rejected_reward": Reduction.MEAN,
+            "chosen_logprob": Reduction.MEAN,  # log π(c), nats of the whole response
+            "rejected_logprob": Reduction.MEAN,
+            "entropy": Reduction.MEAN,  # of the policy's next-token distribution, nats
+        }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("reference_logprobs",)
+
+    def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
+        logprobs = predicted[LOGPROBS]
+        # Subtract before summing: sums over many tokens would lose the digits of a difference.
+        ratios = sum_by_pair(self.beta * (logprobs - columns["reference_logprobs"]), responses)
+        chosen, rejected = ratios
+        apart = chosen - rejected
+        loss = (1 - self.label_smoothing) * jax.nn.softplus(-apart)
+        loss += self.label_smoothing * jax.nn.softplus(apart)
+        chosen_logprob, rejected_logprob = sum_by_pair(logprobs, responses)
+        return {
+            "loss": loss,
+            "accuracy": (apart > 0).astype(apart.dtype),
+            "margin": apart,
+            "chosen_reward": chosen,
+            "rejected_reward": rejected,
+            "chosen_logprob": chosen_logprob,
+            "rejected_logprob": rejected_logprob,
+            "entropy": predicted[ENTROPY],
+        }

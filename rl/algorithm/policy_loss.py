@@ -1,7 +1,7 @@
 """The losses of policy-gradient algorithms, composed of parts that each paper chooses.
 
 Knows log-probabilities and advantages. Does not know how advantages are computed (`advantages.py`),
-nor how tokens are weighted (`aggregation.token_weights`).
+nor how tokens are weighted (`batches.token_weights`).
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ class PolicyLoss(Loss):
 
     With weights 1 / (all tokens) this averages over tokens (DAPO); with
     1 / (tokens of its sequence * sequences), over each sequence first (GRPO); with
-    1 / (longest response * sequences), by a constant (Dr. GRPO): see `aggregation.token_weights`.
+    1 / (longest response * sequences), by a constant (Dr. GRPO): see `batches.token_weights`.
 
     Exponents are clamped to ±20, which keeps loss and gradient finite: exp of an unbounded
     log-ratio overflows, and its gradient is NaN even where the clip applies. Beyond the clamp the

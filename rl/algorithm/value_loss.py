@@ -1,6 +1,6 @@
 """The loss of a critic: squared errors of values, clipped as PPO clips its policy.
 
-Knows values and returns. Does not know how returns are computed (`gae.py`).
+Knows values and returns. Does not know how returns are computed (`critic_estimator.py`).
 """
 
 import math
@@ -31,7 +31,7 @@ class ValueLoss(Loss):
     equal up to rounding.
 
     Columns:
-      returns: R, from `gae.gae`.
+      returns: R, from `critic_estimator.gae`.
       old_values: V_old, the values before this batch's first update.
 
     Reference: Schulman et al. 2016, as in https://github.com/openai/baselines (ppo2);

@@ -21,12 +21,11 @@ from pat_jax.rl.data.chat_turns import (
 )
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.data.prompt_columns import num_shared
-from pat_jax.rl.data.row_files import RECORD_FORMATS
+from pat_jax.rl.data.row_files import RECORD_FORMATS, is_text_file, read_text_file
 from pat_jax.rl.data.row_report import BadRow, BadRows, RowReport
 from pat_jax.rl.data.rows import Row, read_rows
 from pat_jax.rl.data.schemas import ExampleSchema, PairRow, PairSchema
 from pat_jax.rl.data.splits import A_LIMIT, Splits
-from pat_jax.rl.data.text_files import is_text_file, read_text_file
 from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.text.scored_text import until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, PromptText, flatten_messages

@@ -1,18 +1,33 @@
 """The rows read from files: those to learn from, those held out, and counts of those left out.
 
-Knows lengths and counts. Does not know tokenizers.
+The text of a row decides whether the row is held out: seed, file order and run do not matter. So no
+run evaluates on problems that another one trained on (a run that never evaluates holds nothing
+out). Knows lengths and counts. Does not know tokenizers.
 """
 
+import hashlib
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar, Generic, TypeVar
 
 from pat_jax.rl.data.row_report import RowReport
-from pat_jax.rl.data.subset import Subset, subset_of
 
 A_LIMIT = "a limit of"  # for messages, where no option sets the limit
 MOST_CHARACTERS = 256  # most characters of a token; usual vocabularies have at most half as many
 Each = TypeVar("Each")
+
+
+class Subset(StrEnum):
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+def subset_of(text: str, heldout_share: float) -> Subset:
+    """Returns HELDOUT if the text's 64-bit hash is in the lowest `heldout_share` of all hashes."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    is_heldout = int.from_bytes(digest, "big") < heldout_share * 2**64
+    return Subset.HELDOUT if is_heldout else Subset.TRAIN
 
 
 @dataclass

@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.callers import Limits
-from pat_jax.rl.rewards.function import FunctionScoring, KeptScores, ScoredFunction
+from pat_jax.rl.rewards.function import FunctionScoring, KeptScores, Limits, ScoredFunction
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import log_failures, never_scored

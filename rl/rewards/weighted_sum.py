@@ -1,5 +1,7 @@
 """The reward of a response: the weighted sum of several functions' scores.
 
+Some algorithms need the scores of each function instead of their sum.
+
 Pure functions of plain values. Imports no jax.
 """
 
@@ -8,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.results import LARGEST
 
@@ -97,3 +100,41 @@ def _total(weights: Sequence[float], scores: Sequence[float | Failure]) -> float
     return Failure(
         Cause.NOT_A_NUMBER, f"comes to {total:g} with its weight, more than float32 holds"
     )
+
+
+@dataclass(frozen=True)
+class ScoresByFunction:
+    """The scores of all reward functions for the responses of an iteration."""
+
+    # NaN if the function does not apply to the response, or if the response has no reward.
+    scores: Float[np.ndarray, "functions groups samples"]
+    weights: tuple[float, ...]  # weights of the functions
+
+    @classmethod
+    def of(
+        cls, functions: Sequence[FunctionScores], rewards: Float[np.ndarray, "groups samples"]
+    ) -> "ScoresByFunction":
+        """Returns the scores by function, group and sample; NaN for responses without a reward.
+
+        Args:
+          functions: scores of at least one function for the responses of `rewards`, by group.
+        """
+        scores = np.stack([one.array.reshape(rewards.shape) for one in functions])
+        return cls(
+            np.where(np.isnan(rewards), np.nan, scores), tuple(one.weight for one in functions)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["ScoresByFunction"]) -> "ScoresByFunction":
+        """Returns the groups of several batches, one after the other."""
+        scores = np.concatenate([one.scores for one in parts], axis=1)
+        return cls(scores, parts[0].weights)
+
+    def of_groups(self, chosen: Bool[np.ndarray, " groups"] | slice) -> "ScoresByFunction":
+        return replace(self, scores=self.scores[:, chosen])
+
+    @property
+    def has_signal(self) -> Bool[np.ndarray, " groups"]:
+        """Whether, in each group, a function of a weight other than 0 gives different scores."""
+        counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
+        return np.any(counted, axis=0)

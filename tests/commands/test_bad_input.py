@@ -17,7 +17,7 @@ from pat_jax.commands import train as body
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import dump, parse
 from pat_jax.rl.data.problems import HELDOUT_SHARE
-from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.data.splits import Subset, subset_of
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.files.folder import CONFIG_FILE

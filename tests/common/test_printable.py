@@ -14,7 +14,7 @@ from pat_jax.common.printable import printable
 from pat_jax.common.rules import OptionError
 from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
-from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.rl.data.arithmetic import CharTokenizer
 from pat_jax.run.files.folder import log_to
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress

@@ -12,7 +12,7 @@ from pat_jax.engine.sequences.state import LayerPages
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
-from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import KV_AXES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key

@@ -22,9 +22,8 @@ from pat_jax.engine.sequences.prefill_calls import PrefillCall
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.routes import Routes
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.layout.backend import Backend
 from pat_jax.layout.buckets import Drafts
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Backend, Layout
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NOT_RECORDED
 from pat_jax.models.policy import Policy

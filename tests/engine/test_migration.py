@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, put
 
-from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.pages.migration import Migration
 from pat_jax.engine.device.pages.pages import Exchange, put_at_once, put_in_turn, view
-from pat_jax.engine.device_executor import DeviceExecutor
+from pat_jax.engine.device_executor import DeviceExecutor, DevicePool
 from pat_jax.engine.relocation.order import placed
 from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import KV_AXES
 from tests.lossless import CARRIES, make_requests
 
 

@@ -13,8 +13,7 @@ from fakes import SETTINGS, SPLITS, subject
 from pat_jax.engine.device.pages import reshard as switch
 from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.layout.backend import Backend
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Backend, Layout
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable

@@ -28,7 +28,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.transformer import values
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.update_seen import update_seen
+from pat_jax.training.update_result import update_seen
 
 TINY = replace(preset("tiny", vocab_size=61), num_layers=1, head="scalar", head_bias=True)
 CRITIC = Policy.from_config(TINY)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.rl.algorithm.advantages import group_advantages, has_signal
-from pat_jax.rl.algorithm.gdpo import gdpo_advantages
+from pat_jax.rl.algorithm.advantages import gdpo_advantages, group_advantages, has_signal
 from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
 
 REWARDS = np.random.default_rng(0).normal(size=(5, 8))

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from divergences import VOCABULARY, log_softmax, logits, reverse_kl
 
-from pat_jax.rl.algorithm.distillation import distill_advantages
-from pat_jax.rl.algorithm.logprobs import token_logprobs, top_token_logprobs
+from pat_jax.rl.algorithm.kl import distill_advantages
+from pat_jax.rl.algorithm.logprobs import (
+    token_logprobs,
+    top_k_reverse_kl,
+    top_token_logprobs,
+    top_tokens,
+)
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.top_k_distillation import top_k_reverse_kl, top_tokens
 
 
 def test_the_advantage_is_how_much_likelier_the_teacher_finds_the_token():

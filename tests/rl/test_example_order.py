@@ -18,8 +18,7 @@ from pat_jax.rl.data import text_reader
 from pat_jax.rl.data.example_reader import ExampleReader
 from pat_jax.rl.data.examples import Example, Examples
 from pat_jax.rl.data.schemas import ExampleSchema
-from pat_jax.rl.data.text_reader import TextRead, TextReader
-from pat_jax.rl.data.text_rows import TextRows
+from pat_jax.rl.data.text_reader import TextRead, TextReader, TextRows
 from pat_jax.rl.text.tokenizer import BYTE_TOKENIZER, HuggingFaceTokenizer
 
 

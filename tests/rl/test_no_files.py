@@ -17,8 +17,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.rl.data import row_files
+from pat_jax.rl.data.row_files import read_text_file
 from pat_jax.rl.data.schemas import ExampleSchema, PairSchema, ProblemSchema
-from pat_jax.rl.data.text_files import read_text_file
 
 READERS = {
     "problems": lambda path: rows_of(path, ProblemSchema()),

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
-from pat_jax.rl.algorithm.pair_loss import PairLoss
+from pat_jax.rl.algorithm.pair_loss import DPOLoss, PairLoss
 from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
-from pat_jax.rl.batches.aggregation import token_weights
+from pat_jax.rl.batches.batches import token_weights
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Example, Pair
 

@@ -13,7 +13,7 @@ from tokenizers import processors
 from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.rl.data.arithmetic import CharTokenizer
 from pat_jax.rl.text.special_tokens import named_eos_ids
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.rl.algorithm.advantages import AdvantageEstimator
-from pat_jax.rl.algorithm.gae import gae, token_rewards
-from pat_jax.rl.algorithm.kl_control import KLControl
+from pat_jax.rl.algorithm.advantages import AdvantageEstimator, whitened
+from pat_jax.rl.algorithm.critic_estimator import gae, token_rewards
 from pat_jax.rl.algorithm.losses import VALUES
+from pat_jax.rl.algorithm.reward_shaping import KLControl
 from pat_jax.rl.algorithm.value_loss import ValueLoss
-from pat_jax.rl.algorithm.whitening import whitened
 
 # Made by make_critic_reference.py.
 VERL = json.loads(Path(__file__).with_name("recorded_critic.json").read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.evaluation.kept_responses import KeptResponses
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
-from pat_jax.rl.data.subset import Subset
+from pat_jax.rl.data.splits import Subset
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.checkpoints.json_state import declared

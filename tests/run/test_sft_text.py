@@ -16,7 +16,7 @@ from runs import presets_of_one_layer, without_times
 from pat_jax.config.role_table import POLICY
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy
-from pat_jax.rl.data.text_rows import TextRows
+from pat_jax.rl.data.text_reader import TextRows
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.logging.metrics import read_metrics

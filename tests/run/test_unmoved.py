@@ -13,7 +13,7 @@ from runs import TINY, json_lines, run
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
-from pat_jax.rl.rewards.by_function import ScoresByFunction
+from pat_jax.rl.rewards.weighted_sum import ScoresByFunction
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import nothing_to_learn
 from pat_jax.run.logging.progress import summarize

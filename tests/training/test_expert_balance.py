@@ -24,8 +24,7 @@ from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.aggregation import Aggregation
-from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.batches import Aggregation, to_train_batch
 from pat_jax.rl.batches.train_batch import MicroBatch, with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.examples import Example

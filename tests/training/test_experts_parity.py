@@ -22,8 +22,7 @@ from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
-from pat_jax.rl.batches.aggregation import Aggregation
-from pat_jax.rl.batches.batches import to_read_batch, to_train_batch
+from pat_jax.rl.batches.batches import Aggregation, to_read_batch, to_train_batch
 from pat_jax.rl.batches.train_batch import with_no_routes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training.passes import model_functions

@@ -36,7 +36,7 @@ from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import update_stages
-from pat_jax.training.update_seen import update_seen
+from pat_jax.training.update_result import update_seen
 
 LORA = Lora.of(POLICY, rank=4, alpha=6.0, targets=["all-linear"])
 

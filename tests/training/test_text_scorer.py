@@ -16,8 +16,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.training.passes import model_functions
-from pat_jax.training.reader import Reader
-from pat_jax.training.text_scorer import TextScorer
+from pat_jax.training.reader import Reader, TextScorer
 from pat_jax.training.trainable_params import TrainableParams
 
 REFERENCE = Path(__file__).parent.parent / "models" / "reference"

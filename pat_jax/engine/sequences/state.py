@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16, UInt32
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.layout.layout import Layout
-from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import KV_AXES
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NOT_RECORDED, ROUTE_DTYPE
 from pat_jax.planning.draft_counts import KINDS, MAX_RUN, DraftResult

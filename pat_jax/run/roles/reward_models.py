@@ -32,9 +32,8 @@ from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabula
 from pat_jax.run.roles.role_models import Division, layout_of
 from pat_jax.run.roles.role_params import load_reader
 from pat_jax.training.build import DTYPES, ROW_UNIT
-from pat_jax.training.reader import Reader
+from pat_jax.training.reader import Reader, TextScorer
 from pat_jax.training.role_model import RoleModel
-from pat_jax.training.text_scorer import TextScorer
 
 LEAST_LENGTH = 1024  # tokens of the longest text, where the option is auto
 SHORTEST_ROW = 128  # tokens

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Generic, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import Loss
-from pat_jax.rl.algorithm.pair_loss import PairLoss
+from pat_jax.rl.algorithm.pair_loss import DPOLoss, PairLoss
 from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
 from pat_jax.rl.algorithm.supervised import (
     CrossEntropy,

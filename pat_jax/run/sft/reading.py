@@ -13,7 +13,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.rl.data.example_reader import ExampleReader, PairReader
 from pat_jax.rl.data.examples import Each, Example, Examples, Pair
 from pat_jax.rl.data.schemas import ExampleSchema, PairSchema
-from pat_jax.rl.data.text_rows import TextRows
+from pat_jax.rl.data.text_reader import TextRows
 from pat_jax.run.sft.inputs import find_data, load_tokenizer, padding_of
 from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
 

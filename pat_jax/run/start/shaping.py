@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.rl.algorithm.kl_control import KLControl
-from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
+from pat_jax.rl.algorithm.reward_shaping import KLControl, RewardMoments, shaped_rewards
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 _META = "shaping"  # in a checkpoint's metadata

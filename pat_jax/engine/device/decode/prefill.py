@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Int16
 
-from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.sequences.state import LayerPages, Pool
 from pat_jax.layout.layout import Layout
-from pat_jax.layout.partitions import ManualPartition
-from pat_jax.models.cache.kv_cache import KV_AXES
-from pat_jax.models.cache.paged_layer import PagedLayer
+from pat_jax.layout.partitions import ManualPartition, by_shard
+from pat_jax.models.cache.paged_layer import KV_AXES, PagedLayer
 from pat_jax.models.policy import Params, Policy
 
 

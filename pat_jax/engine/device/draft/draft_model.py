@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.decode.decode_step import Moving, kept, views
 from pat_jax.engine.device.decode.prefill import prefill
 from pat_jax.engine.device.decode.sampling import NEG_INF
@@ -45,7 +46,7 @@ from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout, whole_on_each
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import KV_AXES
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
@@ -55,10 +56,7 @@ Load = Callable[[Params, jnp.dtype], Params]  # loads weights onto shardings, in
 
 def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
     """Returns shapes of the weights with shardings that put all of them on every device."""
-    whole = layout.sharding()
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), policy.abstract(dtype)
-    )
+    return with_sharding(policy.abstract(dtype), layout.sharding())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pat_jax.engine.device.token_batch import Counts
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.models.exit_head import exit_hidden
+from pat_jax.models.layers import exit_hidden
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.relocation.rounds import ALL, Round
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.state import Pool
 from pat_jax.layout.layout import Axes, Layout
-from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.layout.partitions import by_shard
+from pat_jax.models.cache.paged_layer import KV_AXES
 
 # Page, KV head, keys and values of every layer, token of the page, head dimension.
 PAGE_AXES = (*KV_AXES, None)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.device.decode.decode_step import Cache, DecodeStep, Moving
 from pat_jax.engine.device.decode.gumbel import position_keys
 from pat_jax.engine.device.decode.page_append import added, draw, lacking, num_held
@@ -37,10 +36,10 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.layout.buckets import Drafts, Pace
 from pat_jax.layout.layout import Layout
+from pat_jax.layout.partitions import by_shard
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy
-from pat_jax.models.cache.kv_cache import KV_AXES
-from pat_jax.models.cache.paged_layer import PagedLayer
+from pat_jax.models.cache.paged_layer import KV_AXES, PagedLayer
 from pat_jax.models.experts import ROUTE_DTYPE
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.draft_counts import DraftResult

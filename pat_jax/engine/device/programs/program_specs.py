@@ -31,8 +31,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.layout.buckets import Buckets, Drafts, Shapes
 from pat_jax.layout.layout import Layout, shard_bytes
-from pat_jax.models.cache.kv_cache import KV_AXES
-from pat_jax.models.cache.paged_layer import reads_what_rows_hold
+from pat_jax.models.cache.paged_layer import KV_AXES, reads_what_rows_hold
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Reads, Split
 from pat_jax.programs.programs import Key, ProgramTable

@@ -17,7 +17,7 @@ import yaml
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
-from pat_jax.engine.record.running_plot import running_plot
+from pat_jax.engine.record.plot import running_plot
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, PAGE_FILE
 from pat_jax.run.files.shown_switch import read_switch
