@@ -97,7 +97,8 @@ class Lora:
 
         def shaped(linear: Linear, weight: jax.ShapeDtypeStruct) -> Adapter:
             out, into = weight.shape[: -linear.num_in], weight.shape[-linear.num_in :]
-            rank = self._rank_of(linear)
+            has_two = self.doubles_gate_up and linear.part is not None
+            rank = 2 * self.rank if has_two else self.rank
             shapes = (*out[: linear.is_stack], rank, *into), (*out, rank)
             return Adapter(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
@@ -190,9 +191,6 @@ class Lora:
             self.attach(base, adapters),
             is_leaf=is_adapted,
         )
-
-    def _rank_of(self, linear: Linear) -> int:
-        return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
         """Returns each module's adapter, made by `describe` from the leaf of `tree` for its weight,

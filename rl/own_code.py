@@ -55,7 +55,9 @@ def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
         )
     try:
         if source.endswith(_SENT):
-            return _unpickled(Path(source))
+            module = ModuleType(Path(source).stem)
+            vars(module).update(pickle.loads(Path(source).read_bytes()))
+            return module
         return _imported(Path(source), suffix) if is_file else importlib.import_module(source)
     # Code of the user runs here and may raise anything.
     except (Exception, SystemExit) as error:
@@ -68,13 +70,6 @@ def module_of(source: str, what: str, *, suffix: str = "") -> ModuleType:
             f"{what}: importing {source} raised {type(error).__name__} ({error}): expected "
             "a module that imports; correct it."
         ) from error
-
-
-def _unpickled(path: Path) -> ModuleType:
-    """Returns a module with the objects in a pickle that a program has sent."""
-    module = ModuleType(path.stem)
-    vars(module).update(pickle.loads(path.read_bytes()))
-    return module
 
 
 def _imported(path: Path, suffix: str) -> ModuleType:

@@ -71,14 +71,11 @@ class ByNeed:
             return
         self._rent[shape] += seconds
         is_free = self._job is None or self._job.done()
-        if is_free and self._rent[shape] >= self._price_s:
-            self._job = self._pool.submit(self.programs.compile, decode_key(shape))
-
-    @property
-    def _price_s(self) -> float:
-        """The longest time that a decode program has taken to compile, in seconds."""
+        # The price is the longest time that a decode program has taken to compile.
         seen = list(self.programs.compile_seconds.items())
-        return max((seconds for key, seconds in seen if key.name == "decode"), default=0.0)
+        price_s = max((seconds for key, seconds in seen if key.name == "decode"), default=0.0)
+        if is_free and self._rent[shape] >= price_s:
+            self._job = self._pool.submit(self.programs.compile, decode_key(shape))
 
 
 def decode_key(shape: Shape) -> Key:

@@ -45,11 +45,6 @@ class CacheManager:
         self._queue = deque(order.tolist())
         self.admissions = Admissions(contents, self.tables)
 
-    @property
-    def queue(self) -> np.ndarray:
-        """The waiting sequences in the order in which they get rows, int[waiting]."""
-        return np.array(self._queue, np.int64)
-
     def grow(self, steps: int, *, at_once: int) -> int:
         """Makes sure that pages are free for `steps` more tokens of every running sequence.
 

@@ -1,7 +1,7 @@
 """Executes a rollout on devices: prefill, bursts dispatched one behind another, and moves.
 
-Keeps device arrays in line with the host's accounts: the rows' state, and the pages of the KV cache.
-Decides nothing: `scheduler.py` and the cache manager do.
+Keeps device arrays in line with the host's accounts: rows, and pages of the KV cache. Decides
+nothing: `scheduler.py` and the cache manager do.
 """
 
 import zlib

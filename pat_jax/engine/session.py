@@ -11,12 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from pat_jax.common.hosts.together import process_group
-from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.draft_sums import DraftSums
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel, StreamedLengths
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
@@ -44,34 +42,6 @@ class Session:
         self.drafts = DraftSums()  # sums over all batches that have ended
         # The distribution of response lengths so far.
         self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling | Sequence[Sampling] = PLAIN,
-        *,
-        max_tokens: int,
-        num_samples: int = 1,
-        seed: int = 0,
-    ) -> list[list[Completion]]:
-        """Returns `num_samples` completions of each prompt; see `stream` for errors.
-
-        Args:
-          prompts: token ids.
-          sampling: one for all prompts, or one for each.
-          max_tokens: the most tokens of a response.
-        """
-        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        requests = [
-            Request(tuple(prompt), sequence_key(seed, i, sample), max_tokens, options)
-            for i, (prompt, options) in enumerate(zip(prompts, each, strict=True))
-            for sample in range(num_samples)
-        ]
-        done = dict(self.stream(requests))
-        return [
-            [done[i * num_samples + sample] for sample in range(num_samples)]
-            for i in range(len(prompts))
-        ]
 
     def stream(
         self,

@@ -199,7 +199,10 @@ class Trainer(Handle):
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        return self._ended(state, records, before)
+        result = summarized(self.name, update, records, state)
+        if before is not None:
+            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
+        return self.placement.ended(state), result
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -237,16 +240,6 @@ class Trainer(Handle):
         apply = self[f"{stage}apply"]
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
-
-    def _ended(
-        self, state: TrainState, records: Sequence[Record], before: Params | None
-    ) -> tuple[TrainState, UpdateResult]:
-        """Returns the state at rest after an update's steps, and the result. `before` has the
-        adapters before the update, or None if their change is not measured."""
-        result = summarized(self.name, self.updates[REINFORCED], records, state)
-        if before is not None:
-            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
-        return self.placement.ended(state), result
 
 
 def _copy(params: Params) -> Params:

@@ -95,9 +95,9 @@ class Transfer:
         self._base: TreeChecksum | None = None  # of the frozen policy; None without adapters
         self._of_received: dict[Split, TreeChecksum] = {}
         self._carriers = receivers.carriers
-        self._rows = trained.layout.split.dp
-        self._rows *= -(-receivers.replicas // self._rows)
         self._split = split = trained.layout.split
+        # Number of rows of tokens that `score` takes: a multiple of the trainer's replicas.
+        self.probes = split.dp * -(-receivers.replicas // split.dp)
         if trained.lora:
             sums = base_sums(trained.policy)
             key = Key("base_checksum", split)
@@ -117,7 +117,7 @@ class Transfer:
             return score(self._stored(frozen, params), tokens)
 
         by_rows = source.sharding("batch", role="train")
-        shape = (self._rows, PROBE_LENGTH + 1)
+        shape = (self.probes, PROBE_LENGTH + 1)
         probes = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows)
         key = Key("score", self._split)
         self._table.declare(key, scored, *held, probes, out_shardings=source.sharding())
@@ -183,11 +183,6 @@ class Transfer:
                 f"{sent_sum} was sent; the rollout would sample another policy."
             )
         return received
-
-    @property
-    def probes(self) -> int:
-        """Number of rows of tokens that `score` takes."""
-        return self._rows
 
     def _arrival(self, target: Split) -> Key:
         """Returns the key of the program that brings arrived weights into the layout `target`."""

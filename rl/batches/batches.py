@@ -188,7 +188,9 @@ def to_read_batch(
         for one in rollouts
         for zeros in [np.zeros(len(one.tokens))]
     ]
-    prefixes = read_prefixes(rollouts) if shares_prompts else None
+    # Siblings can share their prompt without its last token, as in `prompt_prefixes`.
+    shared = [Prefix(one.prompt.id, len(one.prompt.tokens) - 1) for one in rollouts]
+    prefixes = shared if shares_prompts else None
     micro_batches, places = pack(examples, micro_shapes, "token", prefixes=prefixes)
     num_tokens = sum(map(len, examples)) - sum(at.shared for at in places)
     return TrainBatch([micro_batches], _padding_efficiency(num_tokens, [micro_batches]), places)
@@ -237,11 +239,6 @@ def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
         for number, examples in enumerate(groups)
         for example in examples
     ]
-
-
-def read_prefixes(rollouts: Sequence[Rollout]) -> list[Prefix]:
-    """Returns the part of its prompt that each response can share with its siblings."""
-    return [Prefix(one.prompt.id, len(one.prompt.tokens) - 1) for one in rollouts]
 
 
 def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:

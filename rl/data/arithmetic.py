@@ -13,7 +13,7 @@ Knows characters, digits and random draws. Does not know models or training.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,9 @@ def worked(text: str) -> str:
     """Returns the correct response to the prompt `text`: every step, and the answer."""
     value = int(text[1])
     written = []
-    for letter, sign, operand in _later_terms(text):
+    for start in range(2, len(text) - 1, _PROMPT_TOKENS_PER_TERM):  # all terms but the first
+        letter, sign, digit = text[start : start + _PROMPT_TOKENS_PER_TERM]
+        operand = int(digit)
         after = (value + operand if sign == "+" else value * operand) % 10
         written.append(f"{letter}{value}{sign}{operand}={after};")
         value = after
@@ -181,10 +183,3 @@ def _draw_num_terms(rng: np.random.Generator) -> int:
     beyond = ((_MOST_TERMS + 1) / _FEWEST_TERMS) ** -_TAIL
     survival = 1 - rng.random() * (1 - beyond)
     return min(int(_FEWEST_TERMS * survival ** (-1 / _TAIL)), _MOST_TERMS)
-
-
-def _later_terms(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yields letter, sign and operand of all terms but the first."""
-    for start in range(2, len(text) - 1, _PROMPT_TOKENS_PER_TERM):
-        letter, sign, digit = text[start : start + _PROMPT_TOKENS_PER_TERM]
-        yield letter, sign, int(digit)

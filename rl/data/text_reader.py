@@ -12,6 +12,7 @@ tokenizers and splits. Does not know files or shapes of batches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -159,13 +160,11 @@ class TextReader:
             self.num_blank += 1
             return
         self.num_texts += 1
-        for subset, parts in groupby(_parts_of(text), self._subset):
+        of_part = partial(subset_of, heldout_share=self.heldout_share)
+        for subset, parts in groupby(_parts_of(text), of_part):
             together = list(parts)
             size = sum(len(part.encode()) for part in together)
             self._streams[subset].add(self._tokens(together), size)
-
-    def _subset(self, part: str) -> Subset:
-        return subset_of(part, self.heldout_share)
 
     def _tokens(self, parts: list[str]) -> Integer[np.ndarray, " _"]:
         if self.tokenizer.is_bytes:

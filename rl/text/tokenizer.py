@@ -129,9 +129,8 @@ class HuggingFaceTokenizer:
         try:
             template = self._tokenizer.get_chat_template()
         except ValueError as error:  # there are several templates, and none is the default
-            raise UserError(
-                f"{self.directory}: {_first_line(error)} Expected one chat template."
-            ) from None
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+            raise UserError(f"{self.directory}: {reason} Expected one chat template.") from None
         found = ChatTemplate(template, self._tokenizer.special_tokens_map)
         try:
             found.check_variables(self.chat.variables)
@@ -292,7 +291,3 @@ def _load_auto_tokenizer(directory: Path):
     return AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=False
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -8,6 +8,8 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, made_up_latency, subject
 
+from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW, Session
 from pat_jax.planning.lengths.model import LengthModel
@@ -64,17 +66,20 @@ def test_nothing_is_read_before_it_is_needed(session: Session):
 
 
 def test_samples_of_a_prompt_differ_and_come_back_with_the_seed(session: Session):
-    prompts, hot = [(3, 4), (5,)], Sampling(temperature=2.0)
-    first = session.generate(prompts, hot, max_tokens=20, num_samples=3, seed=5)
-    again = session.generate(prompts, [hot, hot], max_tokens=20, num_samples=3, seed=5)
-    other = session.generate(prompts, hot, max_tokens=20, num_samples=3, seed=6)
+    hot = Sampling(temperature=2.0)
 
-    def generated(groups):
-        return [[done.tokens.tolist() for done in group] for group in groups]
+    def generated(seed: int) -> list[tuple[int, ...]]:
+        requests = [
+            Request(prompt, sequence_key(seed, i, sample), 20, hot)
+            for i, prompt in enumerate([(3, 4), (5,)])
+            for sample in range(3)
+        ]
+        done = dict(session.stream(requests))
+        return [tuple(done[i].tokens.tolist()) for i in range(len(requests))]
 
-    assert generated(first) == generated(again) != generated(other)
-    assert [len(group) for group in first] == [3, 3]
-    assert len({tuple(tokens) for group in generated(first) for tokens in group}) == 6
+    first = generated(5)
+    assert first == generated(5) != generated(6)
+    assert len(set(first)) == 6
 
 
 def test_who_has_said_enough_stops_there(session: Session):
