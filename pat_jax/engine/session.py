@@ -12,8 +12,8 @@ import numpy as np
 
 from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.record.draft_sums import DraftSums
 from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.record.trace import DraftSums
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.lengths.model import LengthModel, StreamedLengths
 from pat_jax.planning.planner.planner import Planner

@@ -16,7 +16,7 @@ from pathlib import Path
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
-from pat_jax.engine.sizing.memory_words import describe_peak
+from pat_jax.engine.sizing.memory_checks import describe_peak
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.rewards.responses import response_reader

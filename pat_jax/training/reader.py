@@ -16,7 +16,7 @@ from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape, fills
 from pat_jax.rl.batches.train_batch import TrainBatch
-from pat_jax.rl.data.packed_texts import to_scored_batch
+from pat_jax.rl.data.examples import to_scored_batch
 from pat_jax.training.handle import Handle
 from pat_jax.training.predictions import Predictions
 from pat_jax.training.rest import at_rest, copied_to, fetched, moved

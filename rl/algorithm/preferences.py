@@ -13,8 +13,7 @@ from jaxtyping import Float
 
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import TrainBatch
-from pat_jax.rl.data.examples import Example, Pair
-from pat_jax.rl.data.packed_texts import pack_texts
+from pat_jax.rl.data.examples import Example, Pair, pack_texts
 
 MARGIN = "margin"  # name of the column with a pair's margin at each token in the loss
 

@@ -11,8 +11,7 @@ import numpy as np
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import TrainBatch
-from pat_jax.rl.data.examples import Example
-from pat_jax.rl.data.packed_texts import pack_texts
+from pat_jax.rl.data.examples import Example, pack_texts
 
 
 @dataclass(frozen=True)

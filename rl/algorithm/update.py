@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
-from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
+from pat_jax.rl.algorithm.optimizer import in_float32, rounded_like
 from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
 from pat_jax.rl.batches.train_batch import SCALE, MicroBatch
 
@@ -131,7 +131,7 @@ class Update:
         gradient's global norm before clipping, and whether the step was taken.
 
         The step is computed in float32. Weights that are kept in bfloat16 are rounded
-        stochastically (`low_precision.py`). A step of AdamW is about the learning rate, mostly less
+        stochastically (`optimizer.py`). A step of AdamW is about the learning rate, mostly less
         than half of a weight's last bit: rounding to nearest would drop it.
         """
         grad_norm = optax.tree.norm(grads)

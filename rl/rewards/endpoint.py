@@ -24,9 +24,8 @@ from http.client import HTTPConnection, HTTPResponse
 
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome, read_scores
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import read_scores
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries; waits double each time

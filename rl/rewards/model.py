@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pat_jax.common.gathering import Gathering, is_any
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome, read_score
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import read_score
 from pat_jax.rl.rewards.shares import Alone, Shares
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.scored_text import scored_tokens, until_padding

@@ -17,9 +17,8 @@ from dataclasses import asdict, replace
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.channel import IMPORT, Answers
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome, failure_of
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import failure_of
 from pat_jax.rl.rewards.rewards import resolve_reward
 from pat_jax.rl.rewards.signatures import Recognised
 

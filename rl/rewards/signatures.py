@@ -8,7 +8,7 @@
 Both may be `async`; all calls of a process share one event loop, as clients of services need. A
 function gets the arguments that it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and
 columns of the data; with `**columns` all columns. Knows names and arguments. Does not know what may
-be returned (`results.py`), nor processes.
+be returned (`outcome.py`), nor processes.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.outcome import Outcome
+from pat_jax.rl.rewards.outcome import Outcome, read_results, read_scores
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import read_results, read_scores
 
 Function = Callable[..., Any]
 

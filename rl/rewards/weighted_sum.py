@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from pat_jax.rl.algorithm.advantages import has_signal
-from pat_jax.rl.rewards.outcome import Cause, Failure
-from pat_jax.rl.rewards.results import LARGEST
+from pat_jax.rl.rewards.outcome import LARGEST, Cause, Failure
 
 Score = tuple[float | Failure, Mapping[str, float]]  # the score, and the function's other numbers
 

@@ -17,8 +17,7 @@ from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import NEG_INF
 from pat_jax.engine.device.draft.draft_model import of_size
-from pat_jax.engine.sizing.draft_choice import drafter_of
-from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
+from pat_jax.engine.sizing.draft_choice import drafter_of, is_padding_alone, tokens_in
 from pat_jax.models.presets import preset
 from pat_jax.run.start.engine_setup import build_engine
 from pat_jax.run.start.setup import model_config

@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pat_jax.rl.algorithm.low_precision import (
+from pat_jax.rl.algorithm.optimizer import (
     KeptState,
+    decay_mask,
     in_float32,
     kept_in_bfloat16,
+    make_optimizer,
+    make_schedule,
     round_stochastically,
 )
-from pat_jax.rl.algorithm.optimizer import decay_mask, make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients

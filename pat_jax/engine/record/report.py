@@ -11,8 +11,7 @@ import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.executor import Arrival, Collected, Relocation
-from pat_jax.engine.record.draft_sums import DraftSums
-from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
+from pat_jax.engine.record.trace import DraftSums, DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES

@@ -1,24 +1,27 @@
 """Chooses the drafter of an engine by its options and devices.
 
-Knows sizes. Does not know when drafts are made: the planner decides that.
+Also checks that token ids mean the same to a draft model as to the policy. Knows sizes, and files
+of tokenizers. Does not know when drafts are made: the planner decides that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import OptionError, require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER, drafter_for
-from pat_jax.engine.sizing.draft_vocabulary import other_tokens
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
@@ -28,6 +31,12 @@ from pat_jax.models.presets import PRESETS, preset
 ON_ACCELERATORS = 256
 ON_CPU = 64
 TEXTS_ROOM = 4  # room for other responses that a row drafts from, in context lengths
+TOKENIZER_FILE = "tokenizer.json"
+# Models with one tokenizer pad their embeddings to multiples of 64 to 512: those of Qwen2.5-7B have
+# 152,064 rows, those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. If the vocabulary
+# is small, so small a difference means other tokens.
+PADDED_TO = 512
+PADDED_FROM = 16 * 512
 
 
 @dataclass(frozen=True)
@@ -173,3 +182,72 @@ def _check_draft_model(
         f"a draft model with a context of {max_length} tokens, the longest prompt and response together, but "
         f"this one has {own.max_position}; choose another model or lower the longest lengths",
     )
+
+
+def other_tokens(
+    own: ModelConfig,
+    own_folder: str,
+    policy: ModelConfig,
+    policy_folder: str,
+    kind: str = "draft model",
+) -> str:
+    """Returns why a draft model's token ids do not fit the policy's; empty if they do. Raises
+    UserError if a tokenizer's file cannot be read.
+
+    If both models have a tokenizer, the ids that both have are compared. Sizes of embeddings do not
+    matter then. An id that only the policy has is never proposed. One that only the draft model has
+    is never sampled. Without tokenizers, sizes may differ only by padding, see `is_padding_alone`.
+
+    Args:
+      own, own_folder: the draft model's configuration and checkpoint folder.
+      policy, policy_folder: the same of the policy. Without a folder there is no tokenizer.
+      kind: what the draft model is called in the message.
+    """
+    tokens, of_policy = tokens_in(own_folder), tokens_in(policy_folder)
+    if tokens is None or of_policy is None:
+        if is_padding_alone(own.vocab_size, policy.vocab_size):
+            return ""
+        return f"a {kind} with the policy's {policy.vocab_size} tokens, but this one has {own.vocab_size}"
+    shared = tokens.keys() & of_policy.keys()
+    if not shared:
+        return f"a {kind} with the tokens of {policy_folder}, but they have no token id in common"
+    first = min((i for i in shared if tokens[i] != of_policy[i]), default=None)
+    if first is None:
+        return ""
+    return (
+        f"a {kind} with the tokens of {policy_folder}, but token {first} is {of_policy[first]!r} there and "
+        f"{tokens[first]!r} in the {kind}"
+    )
+
+
+def is_padding_alone(one: int, other: int) -> bool:
+    """Returns whether two models with these numbers of embedding rows may have the same tokens.
+
+    Their sizes must be equal, or differ by less than usual padding in a large vocabulary
+    (`PADDED_TO`)."""
+    return one == other or (abs(one - other) < PADDED_TO and min(one, other) >= PADDED_FROM)
+
+
+def tokens_in(folder: str) -> Mapping[int, str] | None:
+    """Returns the token of each id in a checkpoint's tokenizer, added tokens included. Returns None
+    if there is no tokenizer file. Raises UserError if the file cannot be read."""
+    path = Path(local_checkpoint(folder, weights=False)) / TOKENIZER_FILE
+    if not path.is_file():
+        return None
+    told = read_json_object(path)
+    try:
+        return {number: token for token, number in _numbered(told)}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path} lists no tokens with their ids: expected a vocabulary and added tokens in the format of Hugging "
+            "Face tokenizers; download the file again."
+        ) from None
+
+
+def _numbered(told: Mapping[str, Any]) -> list[tuple[str, int]]:
+    vocabulary = told["model"]["vocab"]
+    if isinstance(vocabulary, list):  # a unigram model: tokens with their scores, in order of ids
+        found = [(token, number) for number, (token, _) in enumerate(vocabulary)]
+    else:
+        found = list(vocabulary.items())
+    return found + [(one["content"], one["id"]) for one in told.get("added_tokens") or ()]

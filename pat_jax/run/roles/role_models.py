@@ -12,8 +12,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import require
 from pat_jax.config.role_table import CRITIC, TEACHER, Role
-from pat_jax.engine.sizing.draft_choice import checkpoint_shape
-from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
+from pat_jax.engine.sizing.draft_choice import checkpoint_shape, other_tokens, tokens_in
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout

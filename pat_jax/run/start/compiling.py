@@ -12,7 +12,7 @@ from itertools import chain
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.owners import have_all
 from pat_jax.config.compute import MemoryOptions
-from pat_jax.engine.sizing.memory_words import describe_memory
+from pat_jax.engine.sizing.memory_checks import describe_memory
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.exchange import form_of_update
 from pat_jax.run.logging.banner import introduction
