@@ -60,7 +60,8 @@ def linear_weights(policy: Policy) -> Params:
     )
     contracted = (variable.get_metadata()["contracted"] for variable in variables)
     pairs = zip(tensors, contracted, strict=True)
-    return jax.tree.unflatten(tree, [_linear(policy, *at, num) for at, num in pairs])
+    linear = [_linear(policy, path, tensor, num) for (path, tensor), num in pairs]
+    return jax.tree.unflatten(tree, linear)
 
 
 def linear_modules(policy: Policy) -> list[str]:

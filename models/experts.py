@@ -100,7 +100,8 @@ class Experts(nnx.Module):
         )
         if self.config.latent_dim:
             y = linear(y, self.ascend.get_value())
-        return y, Routed(likeliest, *_summed(logits, likeliest, is_real), _margin(logits, chosen))
+        load, probability, entropy = _summed(logits, likeliest, is_real)
+        return y, Routed(likeliest, load, probability, entropy, _margin(logits, chosen))
 
     def _weights(self, logits: Array, chosen: Array) -> Float[Array, "rows length k"]:
         of_chosen = jnp.take_along_axis(logits, chosen, axis=-1)
@@ -139,6 +140,6 @@ def _compute(
     k = chosen.shape[-1]
     num_rows = x.shape[0] * x.shape[1]
     size = tile_size(num_rows, k, num_experts)
-    flat = (each.reshape(num_rows, -1) for each in (x, chosen - first, weights))
-    added = mlp_by_expert(experts, *flat, size=size, kernels=kernels)
+    flat, chosen, weights = (each.reshape(num_rows, -1) for each in (x, chosen - first, weights))
+    added = mlp_by_expert(experts, flat, chosen, weights, size=size, kernels=kernels)
     return added.reshape(*x.shape[:2], -1)

@@ -164,7 +164,8 @@ def angles(positions: Int[Array, "rows length"], frequencies: np.ndarray) -> Rot
         * jnp.asarray(frequencies, jnp.float32)[None, None, :]
     )
     # Else XLA:CPU fuses sine and cosine into their users, and computes them in each layer and head.
-    return Rotation(*jax.lax.optimization_barrier((jnp.cos(radians), jnp.sin(radians))))
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(radians), jnp.sin(radians)))
+    return Rotation(cos, sin)
 
 
 def rotate(

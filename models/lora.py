@@ -99,8 +99,8 @@ class Lora:
             out, into = weight.shape[: -linear.num_in], weight.shape[-linear.num_in :]
             has_two = self.doubles_gate_up and linear.part is not None
             rank = 2 * self.rank if has_two else self.rank
-            shapes = (*out[: linear.is_stack], rank, *into), (*out, rank)
-            return Adapter(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+            a = jax.ShapeDtypeStruct((*out[: linear.is_stack], rank, *into), jnp.float32)
+            return Adapter(a, jax.ShapeDtypeStruct((*out, rank), jnp.float32))
 
         return self._each(self.policy.abstract_params, shaped)
 
@@ -117,7 +117,8 @@ class Lora:
         """Returns the axis names of the adapters."""
 
         def named(linear: Linear, axes: tuple[str | None, ...]) -> Adapter:
-            return Adapter(*adapter_axes(axes, linear.num_in, is_stack=linear.is_stack))
+            a, b = adapter_axes(axes, linear.num_in, is_stack=linear.is_stack)
+            return Adapter(a, b)
 
         return self._each(self.policy.param_axes(), named)
 

@@ -87,8 +87,8 @@ class Policy:
             axes = variable.get_metadata()["axes"]
             value = variable.get_value()
             if isinstance(value, AdaptedWeight):
-                factors = adapter_axes(axes, value.contracted, is_stack=value.is_stack)
-                return variable.replace(AdaptedWeight(_format_axes(value.weight, axes), *factors))
+                a, b = adapter_axes(axes, value.contracted, is_stack=value.is_stack)
+                return variable.replace(AdaptedWeight(_format_axes(value.weight, axes), a, b))
             return variable.replace(_format_axes(value, axes))
 
         return jax.tree.map(named, self.abstract_params, is_leaf=_is_variable)

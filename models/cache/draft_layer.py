@@ -106,7 +106,8 @@ class DraftPages(NamedTuple):
         queries = self.line.by_row(queries)
         start = self.line.start
         attended = cache.read(queries, start, kernels, kernels.verify, trunk=self.line.trunk)
-        return self.line.in_line(attended), DraftPages(*cache, self.line)
+        pages = DraftPages(cache.keys, cache.values, self.table, self.line)
+        return self.line.in_line(attended), pages
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
         """Returns the cache with each accepted branch (`taken`) in the slots of its row's trunk."""

@@ -127,9 +127,10 @@ class PagedLayer(NamedTuple):
         is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
         if queries.shape[1] > 1:
             blocks = KERNELS[kernels.platform].blocks if is_kernel else _attend_to_blocks
-            return blocks(queries, *self, start, trunk)
+            return blocks(queries, self.keys, self.values, self.table, start, trunk)
         one = KERNELS[kernels.platform].decode if is_kernel else _attend_to_one
-        return one(queries[:, 0], *self, self._to_read(start))[:, None]
+        single = queries[:, 0]
+        return one(single, self.keys, self.values, self.table, self._to_read(start))[:, None]
 
     def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
         """Returns the number of tokens that each row attends to; 1 for a row without pages."""
@@ -167,7 +168,8 @@ class PagedLayer(NamedTuple):
         self, position: Int[Array, " rows"]
     ) -> tuple[Float[Array, "rows 1 kv_heads dim"], Array]:
         """Returns the keys and values of one token of each row, in the shape that `write` takes."""
-        row = _matrix_rows(self.keys, *self._place(position), 1)[..., 0]
+        pages, offsets = self._place(position)
+        row = _matrix_rows(self.keys, pages, offsets, 1)[..., 0]
         keys, values = (jnp.reshape(x, (-1, x.shape[3]))[row] for x in (self.keys, self.values))
         return keys[:, None], values[:, None]
 
@@ -212,8 +214,8 @@ def _matrix_rows(
 def _attend_to_one(
     queries: Array, keys: Array, values: Array, table: Array, lengths: Array
 ) -> Array:
-    rows = PagedLayer(keys, values, table).gather()
-    return attend(queries[:, None], *rows, lengths[:, None] - 1)[:, 0]
+    keys, values = PagedLayer(keys, values, table).gather()
+    return attend(queries[:, None], keys, values, lengths[:, None] - 1)[:, 0]
 
 
 def _attend_to_blocks(
@@ -224,13 +226,15 @@ def _attend_to_blocks(
     start: Array,
     trunk: Array | None = None,
 ) -> Array:
-    rows = PagedLayer(keys, values, table).gather()
+    keys, values = PagedLayer(keys, values, table).gather()
     turn = jnp.arange(queries.shape[1])
     if trunk is None:
-        return attend(queries, *rows, start[:, None] + turn[None])
-    column = jnp.arange(rows[0].shape[2])
-    bounds = start[:, None, None], trunk[:, None, None]
-    return attend_where(queries, *rows, sees(turn[None, :, None], column[None, None], *bounds))
+        return attend(queries, keys, values, start[:, None] + turn[None])
+    column = jnp.arange(keys.shape[2])
+    start = start[:, None, None]
+    trunk = trunk[:, None, None]
+    is_visible = sees(turn[None, :, None], column[None, None], start, trunk)
+    return attend_where(queries, keys, values, is_visible)
 
 
 def _gather(pool: Array, table: Array) -> Array:

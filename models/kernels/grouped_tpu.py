@@ -88,7 +88,8 @@ def _keep(function: Any, x: Array, order: Array, place: Array) -> tuple[Array, t
 
 
 def _spread_backward(kept: tuple[Array, Array], grads: Array) -> tuple:
-    return jnp.sum(_collected(grads, *kept), axis=1), None, None
+    order, place = kept
+    return jnp.sum(_collected(grads, order, place), axis=1), None, None
 
 
 def _collected_backward(kept: tuple[Array, Array], grads: Array) -> tuple:

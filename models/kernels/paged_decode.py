@@ -26,8 +26,9 @@ def attend_on_gpu(
     interpret: bool = False,
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
     """Attends with one query per head to the first `lengths[r]` ≥ 1 tokens of row r."""
-    arguments = queries[:, None], keys, values, table, lengths - 1
-    return attend_blocks_on_gpu(*arguments, interpret=interpret)[:, 0]
+    return attend_blocks_on_gpu(
+        queries[:, None], keys, values, table, lengths - 1, interpret=interpret
+    )[:, 0]
 
 
 def attend_on_tpu(

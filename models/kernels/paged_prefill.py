@@ -112,7 +112,8 @@ def _attend_on_gpu(
     page_size = keys_ref.shape[2]
     tile, dim = queries.shape
     query = ((nth * tile + jnp.arange(tile)) % length)[:, None]
-    bounds = start_ref[0], trunk_ref[0] if branches else None
+    start = start_ref[0]
+    trunk = trunk_ref[0] if branches else None
 
     def over_pages(turn, carry):
         out, largest, total = carry
@@ -123,7 +124,7 @@ def _attend_on_gpu(
         )
         scores = triton.dot(queries, keys.T) * dim**-0.5
         column = turn * at_once * page_size + jnp.arange(at_once * page_size)[None]
-        scores = jnp.where(sees(query, column, *bounds), scores, MASKED)
+        scores = jnp.where(sees(query, column, start, trunk), scores, MASKED)
         new_largest = jnp.maximum(largest, jnp.max(scores, axis=1))
         weights = jnp.exp(scores - new_largest[:, None])
         kept = jnp.exp(largest - new_largest)

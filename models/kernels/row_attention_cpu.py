@@ -36,7 +36,8 @@ def attend_in_blocks(
 
 
 def _forward(queries: Array, keys: Array, values: Array, positions: Array):
-    out, sums = kept_of_attention(*_skipping(queries, keys, values, positions))
+    out, sums = _skipping(queries, keys, values, positions)
+    out, sums = kept_of_attention(out, sums)
     return out, (queries, keys, values, positions, out, sums)
 
 

@@ -171,7 +171,7 @@ def _moves(counts: Int[Array, "source target here"], first: Array, size: int) ->
     begin = jnp.clip(at_target - first, 0, size)
     moved = jnp.clip(at_target + of_pair - first, 0, size) - begin
     read = at_source + begin + first - at_target
-    return Moves(moved, *(jnp.where(moved > 0, at, 0) for at in (read, begin)))
+    return Moves(moved, jnp.where(moved > 0, read, 0), jnp.where(moved > 0, begin, 0))
 
 
 def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
@@ -180,8 +180,12 @@ def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
     came = moves.size[:, here]
     # A TPU's ragged all-to-all pads a single number to 256 bytes: an all-gather sends less.
     if exchange.is_ragged and rows.ndim > 1:
-        sent = moves.read[here], moves.size[here], moves.write[here]
-        return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=exchange.axes)
+        read = moves.read[here]
+        size = moves.size[here]
+        write = moves.write[here]
+        return jax.lax.ragged_all_to_all(
+            rows, into, read, size, write, came, axis_name=exchange.axes
+        )
     place = jnp.arange(len(into))[None] - moves.write[:, here, None]
     is_of = (place >= 0) & (place < came[:, None])
     source = jnp.argmax(is_of, axis=0)

@@ -221,10 +221,13 @@ def make_layout(
     divided = dp_axes if fsdp is None else tuple(axis for axis in dp_axes if axis in fsdp)
     kv_axes, of_embed = run(tp_axes, config.num_kv_heads), run(divided, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
-    others = (axis for axis in divided if axis not in (*of_experts[0], *of_experts[1]))
+    ep_axes, ep_width_axes = of_experts
+    others = (axis for axis in divided if axis not in (*ep_axes, *ep_width_axes))
     width = config.experts.expert_dim if config.experts else 1
-    ep = *of_experts, run((*of_experts[1], *others), width)
-    layout = Layout(mesh, kernels, dp_axes, tp_axes, kv_axes, of_embed, *ep)
+    ep_fsdp_axes = run((*ep_width_axes, *others), width)
+    layout = Layout(
+        mesh, kernels, dp_axes, tp_axes, kv_axes, of_embed, ep_axes, ep_width_axes, ep_fsdp_axes
+    )
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {undivided_words(layout.split, needed, config)}; choose a smaller tp or --layout auto."
