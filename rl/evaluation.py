@@ -224,12 +224,14 @@ def majority_passes(
     Reference: Wang et al. 2022, https://arxiv.org/abs/2203.11171.
     """
     rows = zip(answers, passes.tolist(), is_scored.tolist(), strict=True)
-    return np.array([_majority(*row) if any(row[2]) else math.nan for row in rows], np.float64)
+    return np.array([_majority(one, passed, known) for one, passed, known in rows], np.float64)
 
 
 def _majority(
     answers: Sequence[str | None], passes: Sequence[bool], is_scored: Sequence[bool]
 ) -> float:
+    if not any(is_scored):
+        return math.nan
     votes: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     for answer, has_passed, has_vote in zip(answers, passes, is_scored, strict=True):

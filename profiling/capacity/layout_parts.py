@@ -39,9 +39,19 @@ def memory_of(
     for split in build.layouts:
         pages = split.dp * (memory.pages[split] - 1)
         whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
-        held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
         drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
-        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, ""), drafts))
+        layouts.append(
+            LayoutMemory(
+                split,
+                memory.weights[split],
+                optimizer=memory.resident,
+                kv_cache=memory.pool(split),
+                programs=beside[split],
+                whole=whole,
+                refusal=refused.get(split, ""),
+                drafts=drafts,
+            )
+        )
     return Memory(
         "compiler" if programs else "arithmetic",
         int(memory.limit),

@@ -49,8 +49,15 @@ class ReplayOptions(Options):
 
     def draw(self, responses: int, cap: int) -> Draw:
         """Returns how to draw the `responses` of a rollout, each cut at `cap` tokens."""
-        alike = self.num_generations, self.correlation
-        return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)
+        return Draw(
+            responses,
+            cap,
+            self.num_generations,
+            self.correlation,
+            self.length_scale,
+            self.prompt_tokens,
+            self.seed,
+        )
 
     def draft_source(self, drafts: Drafts) -> DraftSource | None:
         """Returns the source of drafts in the requested rollouts, or None without drafts."""

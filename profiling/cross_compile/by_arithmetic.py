@@ -118,9 +118,11 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     if run.trains:
         without = replace(order, run=replace(run, trains=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
-    models = order.model, order.depths, order.draft_model, order.others
     for machines in (roomier(target), larger(target)):
-        yield ((str(x), Order.of(x, run, *models)) for x in machines)
+        yield (
+            (str(x), Order.of(x, run, order.model, order.depths, order.draft_model, order.others))
+            for x in machines
+        )
 
 
 def _longest_response(order: Order) -> int:

@@ -18,7 +18,7 @@ def tables(profile: Profile) -> str:
         calls: {f"{split} cache {n}": s for (split, n), s in latency.prefill_table.items()},
         "reshard all weights": {f"{a} -> {b}": s for (a, b), s in latency.reshard_table.items()},
         f"migrate {latency.round_tokens} tokens a group": {
-            _round(*key): s for key, s in latency.migrate_table.items()
+            _round(a, b, kind): s for (a, b, kind), s in latency.migrate_table.items()
         },
     }
     parts = [

@@ -163,14 +163,14 @@ class Composer(LayerTimes):
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
         model = self.model
-        heads = heads_of(self.model, tp, self.kv_ways(tp))
+        heads, kv_heads = heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
-        read = self.kernels.decode_attention(rows, attended, *heads)
+        read = self.kernels.decode_attention(rows, attended, heads, kv_heads)
         if not num_draft_tokens:
             return read
         # A query of a prompt sees half of it on average, one of a draft all. These prompts are so
         # long that only their pairs of tokens count.
-        whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
+        whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, heads, kv_heads)
         share = 2 * rows * num_draft_tokens * length / (PREFILL_ROWS * LONG_PROMPT**2)
         return read + share * whole * model.head_dim / HEAD_DIM
 
@@ -181,8 +181,8 @@ class Composer(LayerTimes):
         model = self.model
         tp = split.tp
         tokens = self.prefill_blocks * self.page_size
-        heads = heads_of(model, tp, self.kv_ways(tp))
-        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
+        heads, kv_heads = heads_of(model, tp, self.kv_ways(tp))
+        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, heads, kv_heads)
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
         on_device = self._layers_ms(tokens, split) + model.num_layers * attention * share
         return on_device / 1e3 + self.prefill_links_s(split)
@@ -249,13 +249,13 @@ class Composer(LayerTimes):
                 steps = self._steps(split, verifying, lengths, drafted) if verifying else {}
                 verify |= {(*at, num_draft_tokens): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
-        rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
+        rounds = {(a, b, kind): self.migrate(a, b) for a, b in pairs for kind in ROUNDS}
         rounds |= {(one, one, ROUNDS[0]): self._shift(one) for one in splits if one.dp > 1}
         return LatencyModel(
             decode_table=decode,
-            reshard_table={pair: self.reshard(*pair) for pair in pairs},
+            reshard_table={(a, b): self.reshard(a, b) for a, b in pairs},
             migrate_table=rounds,
-            prefill_table={at: self.prefill_call(*at) for at in product(splits, lengths)},
+            prefill_table={(x, n): self.prefill_call(x, n) for x, n in product(splits, lengths)},
             prefill_blocks=self.prefill_blocks,
             page_size=self.page_size,
             round_tokens=self.round_tokens,

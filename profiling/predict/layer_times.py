@@ -94,8 +94,8 @@ class LayerTimes:
         """Returns milliseconds of all layers' products and elementwise kernels on one device."""
         total = 0.0
         for is_sparse, count in self.kinds(layers).items():
-            ways = split.tp, self.kv_ways(split.tp)
-            moved = passes(self.model, tokens, *ways, is_sparse=is_sparse)
+            kv_ways = self.kv_ways(split.tp)
+            moved = passes(self.model, tokens, split.tp, kv_ways, is_sparse=is_sparse)
             layer = self.products_ms(tokens, split, is_sparse=is_sparse)
             total += count * (layer + sum(map(self.kernels.elementwise, moved)))
         return total

@@ -109,11 +109,13 @@ class UpdateWork:
     def scores(self, rows: Rows) -> Work:
         """Returns the work of a forward pass that computes log-probabilities."""
         forward, head, logits = self._forward(rows.tokens)
+        attention_flops, attention_bytes = self._attention(rows, FORWARD_PRODUCTS, 1)
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
             forward.num_bytes + LOGIT_PASSES * logits + self._head_bytes(rows, HEAD_BYTES),
             (*self._gathers(rows, 1), *self._exchanges(rows, SENT)),
-            *self._attention(rows, FORWARD_PRODUCTS, 1),
+            attention_flops,
+            attention_bytes,
         )
 
     def gradients(self, rows: Rows) -> Work:
@@ -131,6 +133,9 @@ class UpdateWork:
         flops = (1 + backward) * (forward.flops + head) + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
         trained = num_weights(self.model) if adapters is None else adapters
+        attention_flops, attention_bytes = self._attention(
+            rows, FORWARD_PRODUCTS * attended + BACKWARD_PRODUCTS, attended + 2
+        )
         return Work(
             flops,
             (seen + BACKWARD_PASSES) * forward.num_bytes
@@ -142,7 +147,8 @@ class UpdateWork:
                 *self._exchanges(rows, SENT + SENT_BACKWARD),
                 *self._sums(rows),
             ),
-            *self._attention(rows, FORWARD_PRODUCTS * attended + BACKWARD_PRODUCTS, attended + 2),
+            attention_flops,
+            attention_bytes,
         )
 
     def _forward(self, tokens: int) -> tuple[Work, float, float]:

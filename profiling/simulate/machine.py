@@ -87,9 +87,8 @@ class Machine:
         """Returns the machine whose buckets, bursts and tests are those of `config`, with rows for
         `capacity` sequences; `rest` sets other fields."""
         buckets = Buckets.of(splits, capacity, config)
-        steps = config.burst_steps, config.check_every
         truth = truth.on(buckets.rows, buckets.lengths)
-        return cls(truth, tuple(splits), buckets, *steps, **rest)
+        return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every, **rest)
 
     def has_room(self, split: Split) -> bool:
         """Returns whether the weights and the pool of a layout fit into memory."""
@@ -111,8 +110,7 @@ class Machine:
             assert self.memory is not None, "pools need a size"
             pages = self.memory.pages
             size = self.memory.page_size
-        steps = self.burst_steps, self.check_every
-        return Shapes(self.buckets, pages, size, *steps, self.drafts)
+        return Shapes(self.buckets, pages, size, self.burst_steps, self.check_every, self.drafts)
 
     @property
     def capacity(self) -> int:

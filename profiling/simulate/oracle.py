@@ -279,7 +279,7 @@ class _World:
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
         pairs = zip(rows.tolist(), longest.tolist(), strict=True)
-        return np.array([self.truth.recompute(split, *pair) for pair in pairs])
+        return np.array([self.truth.recompute(split, count, length) for count, length in pairs])
 
 
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

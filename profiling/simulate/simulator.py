@@ -211,11 +211,14 @@ class SimulatedExecutor(Executor):
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Advances the clock by the seconds to carry all sequences, those that migrate included."""
-        load = relocation.load
-        splits = (relocation.source, relocation.target)
-        if splits[0] == splits[1]:
+        truth = self.machine.truth
+        source = relocation.source
+        target = relocation.target
+        if source == target:
             return 0  # all came along
-        self.now_s += carried_seconds(self.machine.truth, *splits, load, relocation.is_left, ~waits)
+        self.now_s += carried_seconds(
+            truth, source, target, relocation.load, relocation.is_left, ~waits
+        )
         return self._room(work.spans)
 
     def release(self) -> None:

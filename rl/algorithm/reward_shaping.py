@@ -76,7 +76,8 @@ def shaped_rewards(
     if moments is not None:
         shaped = moments.normalized(shaped)
     if clip is not None:
-        shaped = np.clip(shaped, *clip)
+        lowest, highest = clip
+        shaped = np.clip(shaped, lowest, highest)
     return shaped - np.where(has_end, 0.0, missing_eos_penalty)
 
 

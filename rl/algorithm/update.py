@@ -107,7 +107,10 @@ class Update:
         return self.loss.zero_sums() | more | self._zero_of_routers()
 
     def _zero_of_routers(self) -> Sums:
-        return balance.zero_sums(*self._model.routers) if self._model.routers else {}
+        if self._model.routers is None:
+            return {}
+        layers, experts = self._model.routers
+        return balance.zero_sums(layers, experts)
 
     def add_sums(self, sums: Sums, other: Sums) -> Sums:
         joined = self.loss.add(sums, other)

@@ -119,27 +119,28 @@ def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
 
 
 def abstract_micro_batch(
-    rows: int, length: int, columns: Iterable[str], teacher_top_k: int = 0
+    shape: Shape, columns: Iterable[str], teacher_top_k: int = 0
 ) -> MicroBatch:
     """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower programs."""
 
     def per_token(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, length, *more), dtype)
+        return jax.ShapeDtypeStruct((*shape, *more), dtype)
 
-    of_each = per_token(np.int32, teacher_top_k), per_token(np.float32, teacher_top_k)
+    ids = per_token(np.int32, teacher_top_k)
+    logprobs = per_token(np.float32, teacher_top_k)
     return MicroBatch(
         tokens=per_token(np.int32),
         positions=per_token(np.int32),
         responses=per_token(np.int32),
         weights=per_token(np.float32),
         columns={name: per_token(np.float32) for name in columns},
-        teacher=TopTokens(*of_each, per_token(np.float32)) if teacher_top_k else None,
+        teacher=TopTokens(ids, logprobs, per_token(np.float32)) if teacher_top_k else None,
     )
 
 
 def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
     """Returns a micro-batch of zeros on the host, to be written to."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(shape, columns))
 
 
 def with_no_routes(micro: MicroBatch, shape: tuple[int, ...]) -> MicroBatch:

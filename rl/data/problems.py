@@ -176,6 +176,5 @@ class _Tokens:
     def _encode(self, row: ProblemRow) -> tuple[int, ...] | int | None:
         if has_more_tokens(flatten_messages(row.prompt), self._max_length):
             return None
-        given = (row.variables,) if row.variables else ()
-        tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
+        tokens = tuple(self._tokenizer.encode_prompt(row.prompt, row.variables))
         return tokens if len(tokens) <= self._max_length else len(tokens)

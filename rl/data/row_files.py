@@ -156,7 +156,8 @@ def _read_parquet(path: Path, report: RowReport) -> Iterator[Record]:
             for batch in file.iter_batches(_ROWS_AT_ONCE):
                 num_bytes += sum(map(_num_bytes, batch.columns))
                 _check_size(path, 0, num_bytes)
-                columns = [_values(file, *column) for column in zip(names, batch, strict=True)]
+                named = zip(names, batch, strict=True)
+                columns = [_values(file, name, column) for name, column in named]
                 for values in zip(*columns, strict=True):
                     number += 1
                     yield Record(path, "row", number, dict(zip(names, values, strict=True)))

@@ -61,9 +61,12 @@ def same_value(found: str, answer: str) -> bool:
     elif unit and not expected:
         answer = split_attached(answer, unit)
     if is_percentage(unit) != is_percentage(expected):
-        in_hundredths = (rf"{found}\%", answer) if unit else (found, rf"{answer}\%")
-        return _same(found, answer) or _same(*in_hundredths)
-    return _same(*_families(found, answer))
+        if _same(found, answer):
+            return True
+        found, answer = (rf"{found}\%", answer) if unit else (found, rf"{answer}\%")
+        return _same(found, answer)
+    found, answer = _families(found, answer)
+    return _same(found, answer)
 
 
 def _measured(text: str) -> tuple[str, str | None]:
@@ -97,7 +100,7 @@ def _same(found: str, answer: str) -> bool:
     if len(sides) > 1 and "=" not in answer and "," not in found:
         return _states(sides, answer)
     if series := [one for one in (found, answer) if _SERIES.search(one)]:
-        return len(series) == 2 and _same_terms(*series)
+        return len(series) == 2 and _same_terms(found, answer)
     return _verify(_parse(answer), _parse(found))
 
 

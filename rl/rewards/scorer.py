@@ -64,9 +64,9 @@ class RewardScorer:
         with contextlib.ExitStack() as functions:
             self.functions = [
                 functions.enter_context(
-                    contextlib.closing(ScoredFunction(*kind, limits, self.models))
+                    contextlib.closing(ScoredFunction(spec, name, weight, limits, self.models))
                 )
-                for kind in kinds
+                for spec, name, weight in kinds
             ]
             self._close_functions = functions.pop_all()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="rewards")

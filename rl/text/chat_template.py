@@ -71,9 +71,9 @@ class ChatTemplate:
             "add_generation_prompt": not is_closed and not is_begun,
             "continue_final_message": is_begun,
         }
-        told = self._template, {**self._constants, **(variables or {}), **how}, given
+        how = {**self._constants, **(variables or {}), **how}
         self._worker = worker = self._worker or take()
-        worker.begin(self._limits, "render", *told)
+        worker.begin(self._limits, "render", self._template, how, given)
         try:
             text, error, seconds = worker.answer()
         except WorkerDied as death:

@@ -69,7 +69,8 @@ class TextWorker:
         if not line.endswith(b"\n"):
             self._finalizer()
             raise WorkerDied(self.process.returncode)
-        return Answer(*json.loads(line))
+        text, error, seconds = json.loads(line)
+        return Answer(text, error, seconds)
 
 
 _idle: list[TextWorker] = []

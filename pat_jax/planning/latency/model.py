@@ -136,8 +136,9 @@ class LatencyModel:
     def spared(self, rows: Numbers, running: Numbers) -> Numbers:
         """Returns the seconds that a step of `rows` rows in all replicas saves in experts, if only
         `running` of these rows have sequences."""
+        tokens, seconds = self.routed
         routed = np.minimum(running, rows)
-        return np.interp(rows, *self.routed) - np.interp(routed, *self.routed)
+        return np.interp(rows, tokens, seconds) - np.interp(routed, tokens, seconds)
 
     def reshard(self, source: Split, target: Split) -> float:
         return self.reshard_table[(source, target)]

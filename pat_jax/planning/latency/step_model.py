@@ -42,7 +42,8 @@ class Physics:
         weighted = np.concatenate([parts / unit / seconds[:, None], equal * np.eye(3)])
         target = np.concatenate([np.ones_like(seconds), np.full(3, equal * seconds.max() / 3)])
         solution, _ = nnls(weighted, target)
-        return cls(*(solution / unit).tolist())
+        fixed, per_row, per_token = (solution / unit).tolist()
+        return cls(fixed, per_row, per_token)
 
     def __call__(self, rows: float, length: float) -> float:
         return self.fixed + rows * (self.per_row + length * self.per_token)

@@ -35,9 +35,9 @@ class SeenSwitch:
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
         """Returns the record of a switch that was predicted, took `seconds` and carried the cache
         by `carry`."""
-        layouts = predicted.source, predicted.target
-        profile_s = predicted.reshard_s, predicted.kv_s
-        return cls(*layouts, carry, *profile_s, seconds)
+        return cls(
+            predicted.source, predicted.target, carry, predicted.reshard_s, predicted.kv_s, seconds
+        )
 
     @property
     def profile_s(self) -> float:

@@ -92,8 +92,9 @@ def switch_plan(
       pair: the indices of the source and target layouts in the tables.
       reshard_s: profiled seconds to reshard the weights.
     """
-    source, target = (costs.tables.splits[i] for i in pair)
-    only = costs.only_way(0, *pair)
+    i, j = pair
+    source, target = (costs.tables.splits[k] for k in pair)
+    only = costs.only_way(0, i, j)
     if only is None:
         below = cheapest_carry(latency, source, target, load, seen.ways)
     else:

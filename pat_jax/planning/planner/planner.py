@@ -250,8 +250,7 @@ class CostModelPlanner(Planner):
         reshard = self.switch_costs.reshard(self.splits, tables.reshard)
         tables = replace(tables, reshard=reshard)
         seen = self.switch_costs
-        drafts = (self.acceptance, self.drafts)
-        costs = Costs.of(tables, self.latency, forecast, seen, memory, *drafts)
+        costs = Costs.of(tables, self.latency, forecast, seen, memory, self.acceptance, self.drafts)
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
