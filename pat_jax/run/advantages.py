@@ -135,7 +135,8 @@ def with_teacher(
     own, weight = np.float32(algorithm.reward_coef), np.float32(algorithm.distill_coef)
     if top_k:
         return [own * x for x in advantages], {}
-    names = "old_logprobs", "teacher_logprobs"
-    of_teacher = distill_advantages(*(batch.by_response(name) for name in names))
+    of_teacher = distill_advantages(
+        batch.by_response("old_logprobs"), batch.by_response("teacher_logprobs")
+    )
     added = [own * x + weight * y for x, y in zip(advantages, of_teacher, strict=True)]
     return added, {"train/teacher_kl": -float(np.concatenate(of_teacher).mean())}

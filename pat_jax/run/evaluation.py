@@ -91,8 +91,10 @@ class Evaluator:
         ]
         scoring: Scoring[Rollout] = self._scorer.begin([x.text for _, x, _ in asked], self._read)
         ended: dict[int, Rollout] = {}
-        for i, done in ask([self._request(*one) for one in asked]):
-            ended[i] = to_rollout(*asked[i][1:], done)
+        requests = [self._request(number, prompt, sample) for number, prompt, sample in asked]
+        for i, done in ask(requests):
+            _, prompt, sample = asked[i]
+            ended[i] = to_rollout(prompt, sample, done)
             scoring.add(i, ended[i])
         rollouts = [ended[i] for i in sorted(ended)]
         names = [self._sets[number].name for number, _, _ in asked]

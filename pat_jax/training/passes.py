@@ -135,7 +135,7 @@ def abstract_micro(
     teacher_top_k: int = 0,
 ) -> MicroBatch:
     """Returns shapes with shardings of a micro-batch."""
-    micro = abstract_micro_batch(*shape, columns, teacher_top_k)
+    micro = abstract_micro_batch(shape, columns, teacher_top_k)
     if policy.config.experts:
         routes: Any = jax.ShapeDtypeStruct((*shape, *policy.config.routes_shape), ROUTE_DTYPE)
         micro = replace(micro, routes=routes)
@@ -186,13 +186,14 @@ class Passes:
             return gradients.grad_step(over, params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
-        read = update.needs, update.loss.teacher_top_k
+        needs = update.needs
+        top_k = update.loss.teacher_top_k
         self._table.declare(
             Key(f"{self._stage}grad", self._split, *shape),
             grad_step,
             trained.abstract_frozen,
             trained.abstract,
-            abstract_micro(trained.policy, trained.layout, shape, *read),
+            abstract_micro(trained.policy, trained.layout, shape, needs, top_k),
             trained.abstract_gradients,
             with_sharding(sums, self._everywhere),
             out_shardings=(gradients.shardings, self._everywhere),

@@ -157,8 +157,9 @@ class Trainer(Handle):
         self._predictions = Predictions(self.programs, self.trained, predictor, shapes)
         for stage, update in self.updates.items():
             equal = [one for one in self._passes.values() if update.has_passes_of(one.update)]
-            made_of = self.programs, self.trained, update, micro_shapes
-            self._passes[stage] = (equal or [Passes(*made_of, stage=stage)])[0]
+            if not equal:
+                equal = [Passes(self.programs, self.trained, update, micro_shapes, stage=stage)]
+            self._passes[stage] = equal[0]
 
     @property
     def title(self) -> str:

@@ -111,7 +111,8 @@ class Transfer:
         """Declares the sent weights' checksum, and the program that scores tokens with them."""
         trained = self._trained
         source = self._trained.layout
-        held = trained.abstract_frozen, trained.abstract
+        frozen = trained.abstract_frozen
+        weights = trained.abstract
 
         def scored(frozen: Params, params: Params, tokens: Array) -> Array:
             return score(self._stored(frozen, params), tokens)
@@ -120,15 +121,14 @@ class Transfer:
         shape = (self.probes, PROBE_LENGTH + 1)
         probes = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows)
         key = Key("score", self._split)
-        self._table.declare(key, scored, *held, probes, out_shardings=source.sharding())
+        self._table.declare(key, scored, frozen, weights, probes, out_shardings=source.sharding())
         likes = jax.tree.leaves(self._policy.abstract_params, is_leaf=is_quantized)
         sums = [
             _SentSums(like, jnp.dtype(self._dtype), factor)
             for like, factor in zip(likes, trained.factors, strict=True)
         ]
-        return TreeChecksum(
-            self._table, Key("checksum", self._split), trained.unscaled(*held), sums
-        )
+        unscaled = trained.unscaled(frozen, weights)
+        return TreeChecksum(self._table, Key("checksum", self._split), unscaled, sums)
 
     def _declare_received(self, layout: Layout) -> TreeChecksum:
         """Declares the transfer to a layout, and the checksum of the weights that arrive there."""
@@ -153,9 +153,9 @@ class Transfer:
             kept = jax.tree.map(jnp.copy, self._stored(frozen, params))
             return _resharded(kept, gathered, shardings)
 
-        held = trained.abstract_frozen, trained.abstract
+        frozen = trained.abstract_frozen
         key = Key("transfer", self._split, target=layout.split)
-        self._table.declare(key, transfer, *held, out_shardings=shardings)
+        self._table.declare(key, transfer, frozen, trained.abstract, out_shardings=shardings)
         return TreeChecksum(self._table, key._replace(name="checksum"), received)
 
     def _stored(self, frozen: Params, params: Params) -> Params:
@@ -166,9 +166,9 @@ class Transfer:
         """Returns the policy's parameters on the shards of a rollout's layout. Raises RuntimeError
         if the checksums of the sent and the arrived weights differ."""
         target = layout.split
-        held = (self._trained.frozen, params)
-        self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
-        received = self._table[Key("transfer", self._split, target=target)](*held)
+        frozen = self._trained.frozen
+        self.sent = sent_sum = self._of_sent(self._trained.unscaled(frozen, params))
+        received = self._table[Key("transfer", self._split, target=target)](frozen, params)
         if carrier := self._carriers.get(target):
             received = carried(received, carrier.arriving(self._policy))
             if carrier.spreads or carrier.target.split != target:
@@ -191,8 +191,7 @@ class Transfer:
     def score(self, params: Params, tokens: ArrayLike) -> Float[np.ndarray, "rows length"]:
         """Returns log π(next token) in nats at each of the `tokens` [rows, length]. It is computed
         with the weights that a transfer sends."""
-        held = self._trained.frozen, params
-        found = self._table[Key("score", self._split)](*held, tokens)
+        found = self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
         if is_absent(devices := self._trained.layout.devices):
             return known_to_all("score", devices, np.zeros(found.shape))
         return known_to_all("score", devices, np.asarray(found))

@@ -56,9 +56,11 @@ class RolloutJournal:
         if not self._is_on:
             return Iteration(policy)
         opened: list[PatientFile] = []  # empty in all processes but the first
-        asked = self._folder / f"iteration-{step}.jsonl", policy, opened
-        before = process_group().agree("unfinished responses", lambda: self._open(*asked))
-        return Iteration(policy, before, *opened)
+        path = self._folder / f"iteration-{step}.jsonl"
+        before = process_group().agree(
+            "unfinished responses", lambda: self._open(path, policy, opened)
+        )
+        return Iteration(policy, before, opened[0] if opened else None)
 
     def finish(self) -> None:
         """Deletes the journal: the last checkpoint covers all iterations."""

@@ -56,8 +56,8 @@ def _of_all_processes(spans: Sequence[Span], places: Places) -> list[Span]:
         if owners(x.devices)[0] == us.index
     ]
     every = [
-        Span(name, frozenset(devices[i] for i in positions), *seconds)
+        Span(name, frozenset(devices[i] for i in positions), begin_s, end_s)
         for told in us.gather("stages", own)
-        for name, positions, *seconds in told
+        for name, positions, begin_s, end_s in told
     ]
     return sorted(every, key=lambda span: span.begin_s)

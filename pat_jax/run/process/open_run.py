@@ -146,7 +146,7 @@ class OpenRun:
         try:
             yield
         except Stopped as stop:
-            what = self.saves.stop(*self._saved_parts()) if self.whole else self.saves.newest()
+            what = self._save_by(self.saves.stop) if self.whole else self.saves.newest()
             self.checkpoints.close()
             self._notify_last(f"stopped by {stop.name}: {what}; {self._again}")
             raise
@@ -163,14 +163,14 @@ class OpenRun:
         repeat it."""
         start = time.perf_counter()
         metrics.flush()
-        step, *parts = self._saved_parts()
-        self.saves.save(step, *parts)
-        metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
+        self._save_by(self.saves.save)
+        assert self.whole is not None, "saved"
+        metrics.write(self.whole.step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self) -> None:
         """Returns when the last whole step is on disk. Raises UserError if several attempts to save
         it fail."""
-        self.saves.end(*self._saved_parts())
+        self._save_by(self.saves.end)
 
     @contextmanager
     def saved_at_an_error(
@@ -194,7 +194,7 @@ class OpenRun:
         """Saves the last whole step, and returns a clause about it, also if saving fails."""
         try:
             write_metrics()
-            return self.saves.stop(*self._saved_parts())
+            return self._save_by(self.saves.stop)
         except Exception as error:
             log.error("the last whole step was not saved", exc_info=error)
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
@@ -236,11 +236,11 @@ class OpenRun:
         trained = self._config.TRAINED
         print(closing(self.folder, export_dir, trained, compile_s=compile_s, total_s=total_s))
 
-    def _saved_parts(self) -> Restored:
-        """Returns step, state and metadata of the last whole step. The options are part of the
-        metadata: a damaged config.yaml is restored from them."""
+    def _save_by(self, save: Callable[[int, dict[str, Any], dict[str, Any]], Any]) -> Any:
+        """Calls `save` with step, state and metadata of the last whole step; returns its result.
+        The options are part of the metadata: a damaged config.yaml is restored from them."""
         whole = self.whole
         assert whole is not None, "called only where there is one"
-        for save in whole.beside:
-            save(whole.step)
-        return whole.step, dict(whole.state), {**whole.meta, "config": self._config_text}
+        for save_beside in whole.beside:
+            save_beside(whole.step)
+        return save(whole.step, dict(whole.state), {**whole.meta, "config": self._config_text})

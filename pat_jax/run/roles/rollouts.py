@@ -5,6 +5,7 @@ Knows options and memory. Does not know data, nor what is trained.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -78,17 +79,17 @@ class Rollouts:
         """Builds the engine; `resident` is as in `memory_alone`."""
         rollout = self.asked.rollout
         drafts = self.drafts
-        made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout.device_memory_gib, self.devices)
+        held: Any = {"limit": limit, "resident": resident, "drafter": self.drafter}
         return RolloutEngine(
             self.policy,
             self.devices,
             rollout,
-            capacity=most_at_once(*made_of, self.devices),
+            capacity=most_at_once(self.policy, layouts, rollout, self.dtype, self.devices),
             eos_ids=eos_ids,
             dtype=self.dtype,
             layouts=layouts,
-            kv_bytes=kv_bytes(*made_of, limit=limit, resident=resident, drafter=self.drafter),
+            kv_bytes=kv_bytes(self.policy, layouts, rollout, self.dtype, **held),
             drafter=self.drafter,
             drafting=drafts.reason,
             # Otherwise compiled programs would depend on the clock, or differ between processes.

@@ -60,9 +60,10 @@ def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
         bad_rows=data.bad_rows,
     )
     found = _read(config.eval, data.files, reader)
-    heldout = found.evaluated.heldout
-    per_byte = heldout.tokens_per_byte if isinstance(heldout, TextRows) else None
-    return ExampleLessons(*found.parts(config.seed), per_byte)
+    rows = found.evaluated.heldout
+    per_byte = rows.tokens_per_byte if isinstance(rows, TextRows) else None
+    train, heldout, note = found.parts(config.seed)
+    return ExampleLessons(train, heldout, note, per_byte)
 
 
 def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLessons:
@@ -93,8 +94,8 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    parts = _read(config.eval, data.files, reader).parts(config.seed)
-    return PreferenceLessons(*parts, config.beta, config.label_smoothing)
+    train, heldout, note = _read(config.eval, data.files, reader).parts(config.seed)
+    return PreferenceLessons(train, heldout, note, config.beta, config.label_smoothing)
 
 
 @runtime_checkable

@@ -101,8 +101,9 @@ def compile_update(
     for rows, length in trainer.largest:
         layout = trainer.layout
         experts = trainer.policy.config.experts
-        of_layout = layout, layout.platform, rows * length // layout.split.dp
-        if form := form_of_update(options.compute.experts, experts, *of_layout):
+        tokens = rows * length // layout.split.dp
+        option = options.compute.experts
+        if form := form_of_update(option, experts, layout, layout.platform, tokens):
             log.info("%s", form)
     roles.compile(_show("training", progress), by_need=by_need)
     stages = update_stages(roles)
