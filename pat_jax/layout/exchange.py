@@ -71,9 +71,8 @@ def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
     Args:
       tokens: number of tokens of a replica.
     """
-    own = tokens * experts.num_experts_per_tok
     in_round = round_rows(tokens, experts.num_experts_per_tok, experts.num_experts, layout)
-    return 3 * (own + in_round)
+    return 3 * (tokens * experts.num_experts_per_tok + in_round)
 
 
 def form_of_update(
@@ -176,21 +175,18 @@ def _moves(counts: Int[Array, "source target here"], first: Array, size: int) ->
 
 def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
     """Returns `into`, overwritten by the rows received in a round."""
-    here = jax.lax.axis_index(exchange.axes)
+    axes = exchange.axes
+    here = jax.lax.axis_index(axes)
     came = moves.size[:, here]
     # A TPU's ragged all-to-all pads a single number to 256 bytes: an all-gather sends less.
     if exchange.is_ragged and rows.ndim > 1:
-        read = moves.read[here]
-        size = moves.size[here]
-        write = moves.write[here]
-        return jax.lax.ragged_all_to_all(
-            rows, into, read, size, write, came, axis_name=exchange.axes
-        )
+        read, size, write = (x[here] for x in (moves.read, moves.size, moves.write))
+        return jax.lax.ragged_all_to_all(rows, into, read, size, write, came, axis_name=axes)
     place = jnp.arange(len(into))[None] - moves.write[:, here, None]
     is_of = (place >= 0) & (place < came[:, None])
     source = jnp.argmax(is_of, axis=0)
     read = moves.read[source, here] + jnp.take_along_axis(place, source[None], axis=0)[0]
-    every = jax.lax.all_gather(rows, exchange.axes)
+    every = jax.lax.all_gather(rows, axes)
     is_new = is_of.any(axis=0).reshape(-1, *[1] * (into.ndim - 1))
     return jnp.where(is_new, every[source, read], into)
 

@@ -39,18 +39,12 @@ def memory_of(
     for split in build.layouts:
         pages = split.dp * (memory.pages[split] - 1)
         whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
+        weights = memory.weights[split]
+        pool = memory.pool(split)
+        why = refused.get(split, "")
         drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
         layouts.append(
-            LayoutMemory(
-                split,
-                memory.weights[split],
-                optimizer=memory.resident,
-                kv_cache=memory.pool(split),
-                programs=beside[split],
-                whole=whole,
-                refusal=refused.get(split, ""),
-                drafts=drafts,
-            )
+            LayoutMemory(split, weights, memory.resident, pool, beside[split], whole, why, drafts)
         )
     return Memory(
         "compiler" if programs else "arithmetic",

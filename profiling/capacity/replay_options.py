@@ -49,15 +49,9 @@ class ReplayOptions(Options):
 
     def draw(self, responses: int, cap: int) -> Draw:
         """Returns how to draw the `responses` of a rollout, each cut at `cap` tokens."""
-        return Draw(
-            responses,
-            cap,
-            self.num_generations,
-            self.correlation,
-            self.length_scale,
-            self.prompt_tokens,
-            self.seed,
-        )
+        samples = self.num_generations
+        scale = self.length_scale
+        return Draw(responses, cap, samples, self.correlation, scale, self.prompt_tokens, self.seed)
 
     def draft_source(self, drafts: Drafts) -> DraftSource | None:
         """Returns the source of drafts in the requested rollouts, or None without drafts."""

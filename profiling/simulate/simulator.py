@@ -211,13 +211,12 @@ class SimulatedExecutor(Executor):
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Advances the clock by the seconds to carry all sequences, those that migrate included."""
-        truth = self.machine.truth
         source = relocation.source
         target = relocation.target
         if source == target:
             return 0  # all came along
         self.now_s += carried_seconds(
-            truth, source, target, relocation.load, relocation.is_left, ~waits
+            self.machine.truth, source, target, relocation.load, relocation.is_left, ~waits
         )
         return self._room(work.spans)
 

@@ -26,14 +26,9 @@ def decode_functions(
     eos_ids: Sequence[int],
 ) -> DecodeFunctions:
     """Returns the functions of a rollout's decode programs with these options."""
+    eos = tuple(eos_ids)
     return DecodeFunctions(
-        policy,
-        dtype,
-        tuple(eos_ids),
-        check_every=config.check_every,
-        burst_steps=config.burst_steps,
-        max_logprobs=config.max_logprobs,
-        drafter=drafter,
+        policy, dtype, eos, config.check_every, config.burst_steps, config.max_logprobs, drafter
     )
 
 
@@ -47,15 +42,10 @@ def specs_for(
     first: Buckets | None = None,
 ) -> ProgramSpecs:
     """Returns the specs of a rollout's programs with these options; see `ProgramSpecs`."""
+    page_size = config.page_size
+    blocks = config.prefill_blocks
     return ProgramSpecs(
-        functions,
-        layouts,
-        buckets,
-        page_size=config.page_size,
-        pages=pages,
-        prefill_blocks=config.prefill_blocks,
-        reshard_chunk_bytes=reshard_chunk_bytes,
-        first=first,
+        functions, layouts, buckets, page_size, pages, blocks, reshard_chunk_bytes, first
     )
 
 
