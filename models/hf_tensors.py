@@ -156,7 +156,7 @@ def hf_tensors(policy: Policy) -> Params:
 
     return jax.tree_util.tree_map_with_path(
         describe,
-        policy.param_axes(),
+        policy.param_axes,
         policy.abstract_params,
         is_leaf=lambda node: isinstance(node, tuple),
     )

@@ -110,17 +110,18 @@ class Lora:
         return jax.tree.map(
             lambda like, axes: self.policy.config.unpadded(like.shape, axes),
             self.abstract_params,
-            self.param_axes(),
+            self.param_axes,
         )
 
+    @property
     def param_axes(self) -> Adapters:
-        """Returns the axis names of the adapters."""
+        """The axis names of the adapters."""
 
         def named(linear: Linear, axes: tuple[str | None, ...]) -> Adapter:
             a, b = adapter_axes(axes, linear.num_in, is_stack=linear.is_stack)
             return Adapter(a, b)
 
-        return self._each(self.policy.param_axes(), named)
+        return self._each(self.policy.param_axes, named)
 
     def init(
         self, seed: int, shardings: Adapters | None = None, base: Params | None = None

@@ -77,12 +77,10 @@ class Policy:
             ],
         )
 
-    def param_axes(self) -> Params:
-        """Returns the tree of the parameters with a tuple of axis names in place of each array."""
-        return self._axes
-
     @cached_property
-    def _axes(self) -> Params:
+    def param_axes(self) -> Params:
+        """The tree of the parameters with a tuple of axis names in place of each array."""
+
         def named(variable: nnx.Variable) -> nnx.Variable:
             axes = variable.get_metadata()["axes"]
             value = variable.get_value()

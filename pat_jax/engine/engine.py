@@ -170,10 +170,6 @@ class RolloutEngine:
             self._weights.delete()
         self._weights = None
 
-    def reshard(self, target: Layout) -> tuple[int, int]:
-        """Reshards the weights to `target`; see `Weights.reshard`."""
-        return self.weights.reshard(target)
-
     def rollout(
         self,
         requests: Sequence[Request],

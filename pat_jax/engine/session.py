@@ -146,7 +146,7 @@ class Session:
         start = process_group().agree("first layout", lambda: self.planner.start(load))
         first = self.engine.layouts[start]
         if first is not self.engine.layout:
-            self.engine.reshard(first)
+            self.engine.weights.reshard(first)
 
 
 def failed(error: str) -> Completion:

@@ -149,31 +149,13 @@ class Buckets:
 
     @classmethod
     def of(cls, splits: Sequence[Split], capacity: int, limits: Limits) -> "Buckets":
-        """Returns the buckets for the options `limits` and `capacity` running sequences in all."""
-        return cls.build(
-            splits,
-            capacity=capacity,
-            min_rows=limits.min_rows,
-            min_length=limits.min_length,
-            max_length=limits.max_length,
-        )
-
-    @classmethod
-    def build(
-        cls,
-        splits: Sequence[Split],
-        *,
-        capacity: int,
-        min_rows: int,
-        min_length: int,
-        max_length: int,
-    ) -> "Buckets":
         """Returns the buckets for `capacity` running sequences in all, over all replicas."""
         # Replicas that are full in the layout with most of them still fit when they have merged.
         widest = max(split.dp for split in splits)
         per_replica = {split: -(-capacity // widest) * widest // split.dp for split in splits}
-        rows = {split: ladder(min(min_rows, n), n) for split, n in per_replica.items()}
-        return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
+        rows = {split: ladder(min(limits.min_rows, n), n) for split, n in per_replica.items()}
+        longest = largest_length(limits.max_length, limits.min_length)
+        return cls(rows, ladder(limits.min_length, longest))
 
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
         """Returns the few buckets that are measured first, to predict the others from.

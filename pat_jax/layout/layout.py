@@ -175,7 +175,7 @@ class Layout:
         )
 
     def param_specs(self, policy: Policy) -> Params:
-        return jax.tree.map(lambda axes: self.spec(*axes), policy.param_axes(), is_leaf=_is_axes)
+        return jax.tree.map(lambda axes: self.spec(*axes), policy.param_axes, is_leaf=_is_axes)
 
     def param_shardings(
         self, policy: Policy | Lora, role: Role = "rollout", *leading: str
@@ -187,7 +187,7 @@ class Layout:
         """
         return jax.tree.map(
             lambda axes: self.sharding(*leading, *axes, role=role),
-            policy.param_axes(),
+            policy.param_axes,
             is_leaf=_is_axes,
         )
 

@@ -138,7 +138,7 @@ class Generator:
         # Every rollout begins in the same layout, whatever layout the last one ended in. So an
         # evaluation or a restart in between changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
-            self.engine.reshard(first)
+            self.engine.weights.reshard(first)
         stream = self.engine.stream(
             requests, self.planner, report, expected=expected, earlier=earlier
         )

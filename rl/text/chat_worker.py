@@ -51,7 +51,9 @@ def main() -> None:
         except BaseException as error:
             answer = None, f"{type(error).__name__}: {error}"[:10_000]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _lift_memory_limit()  # the answer and the next request need memory too
+        # Lift the limit of memory: the answer and the next request need memory too.
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         line = json.dumps([*answer, time.process_time() - begun])
         answers.write(line.encode() + b"\n")
         answers.flush()
@@ -92,11 +94,6 @@ def _limit_memory(num_bytes: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         soft = held + num_bytes if hard == resource.RLIM_INFINITY else min(held + num_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _lift_memory_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pat_jax.layout.buckets import Buckets, ladder
 from pat_jax.planning.types import Split
+from tests.bucket_limits import BucketLimits
 
 SIX = (Split(6, 1), Split(2, 3), Split(1, 6))
 
@@ -25,9 +26,7 @@ buckets = st.builds(
     lambda splits, capacity, rows, length, longest: (
         capacity,
         longest,
-        Buckets.build(
-            splits, capacity=capacity, min_rows=rows, min_length=length, max_length=longest
-        ),
+        Buckets.of(splits, capacity, BucketLimits(rows, length, longest)),
     ),
     st.sampled_from([*permutations(SPLITS, 3), SPLITS, SIX, (Split(1, 1),)]),
     st.integers(1, 100),

@@ -46,6 +46,7 @@ from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.run.start.engine_setup import build_engine
 from pat_jax.run.start.setup import Setup, build, model_config
+from tests.bucket_limits import BucketLimits
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
 
@@ -199,9 +200,7 @@ DRAFTER = TextDrafter(DRAFTS)
 def specs_of(vocab_size: int, length: int) -> ProgramSpecs:
     policy = Policy.from_config(replace(PRESETS["tiny"], num_layers=1, vocab_size=vocab_size))
     layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
-    buckets = Buckets.build(
-        tuple(layouts), capacity=8, min_rows=4, min_length=length, max_length=length
-    )
+    buckets = Buckets.of(tuple(layouts), 8, BucketLimits(4, length, length))
     functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, DRAFTER)
     pages = pages_per_replica(layouts, buckets, 16)
     return ProgramSpecs(functions, layouts, buckets, 16, pages, 8)

@@ -265,7 +265,7 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
         peaks.clear()
         with monkeypatch.context() as patch:
             patch.setattr(switch.jax, "block_until_ready", watched)
-            engine.reshard(layouts[1])
+            engine.weights.reshard(layouts[1])
         new = bytes_a_device(jax.tree.leaves(engine.params))
         left = running()
         leaves = jax.tree.leaves(engine.params)

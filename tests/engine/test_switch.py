@@ -17,14 +17,14 @@ def test_resharding_equals_device_put_and_sends_what_the_devices_lack(which):
     for source, target in permutations(engine.layouts.values(), 2):
         engine.set_weights(one.weights(source), source)
         old, before = jax.tree.leaves(engine.params), bytes_held(engine.params)
-        sent, _ = engine.reshard(target)
+        sent, _ = engine.weights.reshard(target)
         is_up, after = target.split.tp > source.split.tp, bytes_held(engine.params)
         assert sent == (0 if is_up else after - before)
         assert engine.layout is target
         assert_same_shards(engine.params, one.weights(target))
         kept = {id(leaf) for leaf in jax.tree.leaves(engine.params)}
         assert all(leaf.is_deleted() for leaf in old if id(leaf) not in kept)
-        engine.reshard(source)
+        engine.weights.reshard(source)
         assert_same_shards(engine.params, one.weights(source))
         engine.release_weights()
 
@@ -36,7 +36,7 @@ def test_lowering_tp_on_cpu_copies_each_weight_once(name):
     source, target = engine.layouts[SPLITS[3]], engine.layouts[SPLITS[0]]
     engine.set_weights(subject(name).weights(source), source)
     old = jax.tree.leaves(engine.params)
-    engine.reshard(target)
+    engine.weights.reshard(target)
     for before, after in zip(old, jax.tree.leaves(engine.params), strict=True):
         if after is not before:
             shards = after.addressable_shards

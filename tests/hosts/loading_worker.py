@@ -57,7 +57,7 @@ def main() -> None:
         lambda axes: NamedSharding(
             mesh, PartitionSpec(*("all" if x == "expert" else None for x in axes))
         ),
-        policy.param_axes(),
+        policy.param_axes,
         is_leaf=lambda node: isinstance(node, tuple),
     )
     params = load_params(source, policy, shardings, jnp.float32)

@@ -73,7 +73,7 @@ def policy_and_params(name):
             value[tuple(padding)] = 0
         return jnp.asarray(value)
 
-    return policy, jax.tree.map(random, policy.abstract_params, policy.param_axes())
+    return policy, jax.tree.map(random, policy.abstract_params, policy.param_axes)
 
 
 def tree_shardings(policy):
@@ -81,7 +81,7 @@ def tree_shardings(policy):
     mesh = Mesh(devices, ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
     return jax.tree.map(
         lambda axes: NamedSharding(mesh, PartitionSpec(*(TREE_AXES.get(axis) for axis in axes))),
-        policy.param_axes(),
+        policy.param_axes,
         is_leaf=lambda node: isinstance(node, tuple),
     )
 

@@ -226,7 +226,7 @@ def test_loaded_weights_are_quantized_across_their_shards(tmp_path, name):
     mesh = jax.make_mesh((count,), ("all",), axis_types=(jax.sharding.AxisType.Auto,))
     shardings = jax.tree.map(
         lambda axes: jax.NamedSharding(mesh, jax.P(*("all" if x in split else None for x in axes))),
-        kept.param_axes(),
+        kept.param_axes,
         is_leaf=lambda node: isinstance(node, tuple),
     )
     loaded = load_params(tmp_path / "out", kept, shardings, jnp.float32)

@@ -18,6 +18,7 @@ from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import added, links_of, waiting_s
 from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.targets import Target
+from tests.bucket_limits import BucketLimits
 
 ALONE = Split(1, 1)
 LLAMA, LARGE = preset("llama-3.1-8b"), preset("llama-3.1-70b")
@@ -77,9 +78,7 @@ def test_replicated_kv_heads_are_sent_to_every_device_that_has_them(
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
 def test_steps_read_what_rows_hold_where_the_engines_kernels_do(text: str):
     """Not where a shape does not fit the kernels: there rows are gathered whole."""
-    buckets = Buckets.build(
-        (Split(8, 1),), capacity=64, min_rows=8, min_length=512, max_length=4096
-    )
+    buckets = Buckets.of((Split(8, 1),), 64, BucketLimits(8, 512, 4096))
     kernels = ModelledKernels(Target.parse(text))
     held, gathered = (
         Composer(kernels, replace(LLAMA, head_dim=dim)).latency_model(buckets) for dim in (128, 96)
@@ -112,7 +111,7 @@ class TestGeneratedDrafts:
     composer = Composer(ModelledKernels(Target.parse("h100:8")), LLAMA)
     small = Composer(composer.kernels, replace(LLAMA, num_layers=4, embed_dim=1024, mlp_dim=3072))
     splits = (Split(8, 1), Split(1, 8))
-    buckets = Buckets.build(splits, capacity=64, min_rows=1, min_length=512, max_length=1024)
+    buckets = Buckets.of(splits, 64, BucketLimits(1, 512, 1024))
 
     @pytest.mark.parametrize("split", splits, ids=str)
     def test_all_layers_that_exit_are_a_decode_step_and_the_head(self, split: Split):

@@ -19,6 +19,7 @@ from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.sources import EXPLAINED
 from pat_jax.profiling.predict.targets import Target
+from tests.bucket_limits import BucketLimits
 
 EXAMPLES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"}
 TARGETS = [EXAMPLES.get(name, f"{name}:8") for name in chips()]
@@ -81,7 +82,7 @@ DP8, *_, TP8 = SPLITS
 @pytest.mark.parametrize("text", ["h100:8", "a100:8"])
 def test_a_latency_model_grows_and_crosses_over(text: str):
     kernels = ModelledKernels(Target.parse(text))
-    buckets = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=4096)
+    buckets = Buckets.of(SPLITS, 512, BucketLimits(1, 512, 4096))
     model = Composer(kernels, preset("qwen3-14b")).latency_model(buckets)
     for split in SPLITS:
         for rows, more in zip(buckets.rows[split], buckets.rows[split][1:], strict=False):

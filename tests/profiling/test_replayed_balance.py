@@ -29,6 +29,7 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.regret import regret
 from pat_jax.profiling.simulate.simulator import SimulatedExecutor, replay, waiting
+from tests.bucket_limits import BucketLimits
 
 DP8 = SPLITS[0]
 
@@ -42,9 +43,7 @@ class TestBalance:
     workload = Workload(np.full(64, 10), np.where(np.arange(64) % 8 == 0, 120, 16), CAP)
     machine = replace(
         make_machine(per_row=0.1, shift_per_token=1e-3),
-        buckets=Buckets.build(
-            SPLITS, capacity=64, min_rows=1, min_length=32, max_length=CAP + LONGEST_PROMPT
-        ),
+        buckets=Buckets.of(SPLITS, 64, BucketLimits(1, 32, CAP + LONGEST_PROMPT)),
     )
 
     def evened(self, machine: Machine) -> RolloutReport:

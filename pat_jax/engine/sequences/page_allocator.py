@@ -253,13 +253,10 @@ class PageAllocator:
         stop = min(self._untouched + count - again, self.num_pages)
         new = np.arange(self._untouched, stop, dtype=np.int32)
         self._untouched = stop
-        evicted = [self._evict() for _ in range(count - again - len(new))]
+        evicted = [self._idle.popitem(last=False)[0] for _ in range(count - again - len(new))]
+        for page in evicted:
+            self.prefixes.forget(page)
         return np.concatenate([given, new, np.array(evicted, np.int32)])
-
-    def _evict(self) -> int:
-        page, _ = self._idle.popitem(last=False)
-        self.prefixes.forget(page)
-        return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
         """Raises AssertionError if the accounts differ from `holders` or contradict each other.

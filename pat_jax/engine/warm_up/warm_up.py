@@ -242,7 +242,7 @@ class Warmup:
                 self.engine.release_weights()
                 self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
             start = time.perf_counter()
-            self.engine.reshard(target)
+            self.engine.weights.reshard(target)
             return time.perf_counter() - start
 
         self._note(

@@ -67,7 +67,7 @@ def _rollout(
     report = RolloutReport()
     first = engine.layouts[planner.start(full_load(run.config.rollout, engine.capacity))]
     if first is not engine.layout:
-        engine.reshard(first)
+        engine.weights.reshard(first)
     stream = engine.stream(requests, planner, report)
     done = dict(sampled(stream, len(requests), "see the run's last steps"))
     return [done[i] for i in range(len(requests))], report
