@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.models.config import ModelConfig
@@ -25,7 +26,7 @@ from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.layers import linear
 from pat_jax.models.parameters import Keys, normal, orthonormal, param
 from pat_jax.models.partition import Partition, Rows
-from pat_jax.models.rematerialization import kept_of_router
+from pat_jax.models.rematerialization import ROUTER
 
 ROUTE_DTYPE = jnp.int16
 NOT_RECORDED = -1  # in place of a recorded expert: then the router chooses
@@ -86,7 +87,9 @@ class Experts(nnx.Module):
         """
         logits = linear(x, self.router.get_value(), dtype=jnp.float32)
         # Among equal logits the lower index wins, on every back end.
-        likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
+        likeliest = checkpoint_name(
+            jax.lax.top_k(logits, self.config.num_experts_per_tok)[1], ROUTER
+        )
         chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
         if self.config.latent_dim:

@@ -45,8 +45,3 @@ def rematerialized(function: Callable, remat: str) -> Callable:
 def kept_of_attention(out: Array, sums: Array) -> tuple[Array, Array]:
     """Returns both arrays with the name `ATTENTION`; a kernel's forward rule calls this."""
     return checkpoint_name(out, ATTENTION), checkpoint_name(sums, ATTENTION)
-
-
-def kept_of_router(experts: Array) -> Array:
-    """Returns the array with the name `ROUTER`."""
-    return checkpoint_name(experts, ROUTER)

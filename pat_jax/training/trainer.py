@@ -169,9 +169,6 @@ class Trainer(Handle):
     def __getitem__(self, name: str) -> Callable:
         return self.programs[Key(name, self.layout.split)]
 
-    def init(self, seed: int) -> Params:
-        return self.trained.init(seed)
-
     def freeze(self, base: Params) -> int:
         """Sets the policy that the adapters are added to, in the form of `trained.abstract_frozen`.
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import as_messages
-from pat_jax.rl.data.columns import ABSENT, lookup
+from pat_jax.rl.data.prompt_columns import ABSENT, lookup
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.row_report import RowReport
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText

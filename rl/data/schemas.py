@@ -18,12 +18,17 @@ from typing import ClassVar
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.chat_turns import as_messages
-from pat_jax.rl.data.columns import ABSENT, lookup, missing, present, refuse_media, text_or_chat
 from pat_jax.rl.data.prompt_columns import (
+    ABSENT,
     PROMPT_TEXTS,
     PROMPTS,
+    lookup,
+    missing,
+    present,
     read_prompt,
+    refuse_media,
     split_pair,
+    text_or_chat,
     with_system,
     without_prompt,
 )

@@ -55,7 +55,7 @@ class Iterations:
         params = jax.device_put(base, self.trainer.trained.base_shardings)
         if self.has_adapters:
             self.trainer.freeze(params)
-            params = self.trainer.init(0)
+            params = self.trainer.trained.init(0)
         self.state = self.trainer["init_state"](params)
         self.reference = Reader(
             "reference_logprobs",

@@ -9,7 +9,7 @@ from runs import QWEN3, write_checkpoint
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, shape_of, wanted_drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy

@@ -13,7 +13,7 @@ from fakes import made_up_latency
 from generated_drafts import accepted, check, requests, with_share_of_the_last
 
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup

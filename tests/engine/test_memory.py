@@ -20,7 +20,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -99,7 +99,7 @@ def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
 
 def test_training_state_stays_beside_the_rollout():
     done = setup("--algorithm.beta", "0.1")
-    params = done.trainer.init(0)
+    params = done.trainer.trained.init(0)
     state = done.trainer.abstract_state
     without = setup().memory.resident
     assert done.memory.resident == shard_bytes(state) + on_first_device(params)

@@ -187,7 +187,7 @@ def test_the_demonstrations_critic_begins_as_its_policy(tmp_path: Path):
     assert roles.critic and not roles.models[CRITIC].role.source
     for role in roles.trained:
         role.programs.compile_all(threads=1, only=lambda key: key.name == "init_state")
-    state = roles.policy["init_state"](roles.policy.init(3))
+    state = roles.policy["init_state"](roles.policy.trained.init(3))
     critic = initial_states(roles, state, 0)["critic"]
     before, after = (
         {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -50,7 +50,7 @@ def test_the_stages_hold_what_is_there_and_take_what_their_programs_say(trainer:
     transfers = {f"the transfer to {name}" for name in TARGETS}
     assert stages.keys() == {short, long, "the optimizer's step", *transfers}
 
-    params = trainer.init(0)
+    params = trainer.trained.init(0)
     gradients, state = bytes_on_a_device(params), shard_bytes(trainer.resident)
     assert state >= 3 * gradients
     for name, stage in stages.items():

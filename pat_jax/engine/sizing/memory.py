@@ -171,9 +171,7 @@ def memory_alone(
     say. Nothing is added for switches.
 
     Args:
-      limit: memory of a device, in bytes.
-      resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
-      drafter: proposes the drafts of bursts; its state takes memory, too.
+      limit, resident, drafter: see `kv_bytes`.
     """
     longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
@@ -202,8 +200,7 @@ def memory_model(
     """Returns the memory that the layouts of `specs` take of a device.
 
     Args:
-      limit: memory of a device, in bytes.
-      resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
+      limit, resident: see `kv_bytes`.
     """
     layouts = specs.layouts.values()
     params = {layout.split: specs.params(layout) for layout in layouts}

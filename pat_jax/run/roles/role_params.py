@@ -82,7 +82,7 @@ def initial_params(
     if asked and isinstance(asked.lora, LoraConfig) and asked.lora.adapter:
         folder = local_adapter(asked.lora.adapter, option="lora.adapter")
         return load_adapter(folder, trained.lora, trainer.shardings)
-    return trainer.init(seed)
+    return trainer.trained.init(seed)
 
 
 def initial_states(roles: Roles, policy: TrainState, seed: int) -> dict[str, TrainState]:

@@ -2,7 +2,7 @@
 
 from pat_jax.engine.device.draft.draft_model import Load, ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Policy
