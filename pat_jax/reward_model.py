@@ -8,7 +8,7 @@ from functools import partial
 from pat_jax.commands.fine_tune import fine_tune
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
-from pat_jax.config.reward_model import RewardModelConfig
+from pat_jax.config.sft import RewardModelConfig
 
 COMMAND = "reward_model"
 read = partial(

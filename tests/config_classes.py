@@ -1,9 +1,8 @@
 """The configuration class of every command."""
 
 from pat_jax.batch_generation.config import GenerateConfig
-from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.config.sft import SftConfig
+from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig

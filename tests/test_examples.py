@@ -14,8 +14,7 @@ from runs import QWEN3, ROOT, SMALL_ROLLOUT, TINY, write_checkpoint
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
 from pat_jax.config.command_line import parse
-from pat_jax.config.reward_model import RewardModelConfig
-from pat_jax.config.sft import SftConfig
+from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss

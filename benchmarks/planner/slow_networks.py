@@ -12,9 +12,9 @@ from benchmarks.report import options, write
 from pat_jax.commands.plan import question_of
 from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.report import Update
 from pat_jax.profiling.capacity.tables import stage_seconds
 from pat_jax.profiling.capacity.update import PlannedUpdate
-from pat_jax.profiling.capacity.update_report import Update
 
 MODEL, HOST = "qwen3-8b", 8  # devices of a host
 RATES = (3200, 800, 400, 200, 100)  # Gb/s of a host

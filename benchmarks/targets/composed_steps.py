@@ -32,8 +32,7 @@ from benchmarks.report import options, write
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.sources import precision_of
+from pat_jax.profiling.predict.kernel_model import ModelledKernels, precision_of
 from pat_jax.profiling.predict.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes

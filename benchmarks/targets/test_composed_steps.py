@@ -17,8 +17,7 @@ from benchmarks.targets.composed_steps import (
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.sources import RANGES
+from pat_jax.profiling.predict.kernel_model import RANGES, ModelledKernels
 from pat_jax.profiling.predict.targets import Target
 
 ROOT = Path(__file__).parents[2]

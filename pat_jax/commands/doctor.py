@@ -18,13 +18,14 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import installed
 from pat_jax.profiling.doctor.checks import (
     MODEL,
+    devices_found,
     kernels_compiled,
     kernels_found,
     links_found,
     switch_found,
+    versions_found,
 )
 from pat_jax.profiling.doctor.config import DoctorConfig
-from pat_jax.profiling.doctor.machine import devices_found, versions_found
 from pat_jax.profiling.doctor.report import Examination, Finding
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train

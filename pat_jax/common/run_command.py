@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import TextIO
 
-from pat_jax.common.errors import UserError, shortened
+from pat_jax.common.errors import UserError, printable, shortened
 from pat_jax.common.hosts.together import process_group
-from pat_jax.common.printable import printable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Errors of impossible paths: a name of more than 255 bytes, a file where a folder should be, a ring

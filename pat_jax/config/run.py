@@ -7,7 +7,7 @@ used. The string under a field is its help text on the command line.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pat_jax.common.options.declared import option
+from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.compute import MicroBatches
@@ -25,11 +25,24 @@ from pat_jax.config.learning import (
 from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
-from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
 from pat_jax.config.task import TaskChoice
 from pat_jax.config.teacher import TeacherConfig
+
+
+@dataclass(frozen=True)
+class RolesConfig(Options):
+    """Where the models of a run wait (docs/roles.md)."""
+
+    SECTION = "roles."
+
+    rest: Literal["auto", "device", "host"] = "auto"
+    """Where models wait while no stage needs them: the parameters of frozen models, the critic, and
+    the policy's moments. host: in the host's memory, so that rollouts have room for more KV cache;
+    each goes to the devices before its stage. device: where they are. auto: host if the KV cache
+    has no room otherwise for all responses of an iteration at full length."""
+
 
 _STEP = rf"{LAYOUT}@\d{{1,7}}"
 LAYOUTS = matches(

@@ -7,9 +7,36 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, option
-from pat_jax.common.rules import NAMES, Rule, positive
-from pat_jax.config.fine_tuning import FineTuning
-from pat_jax.config.pairs import PairColumnOptions
+from pat_jax.common.rules import NAMES, Rule, not_negative, positive
+from pat_jax.config.fine_tuning import FineTuning, LearnedFiles
+
+
+@dataclass(frozen=True)
+class PairColumnOptions(LearnedFiles):
+    """Columns of preference pairs."""
+
+    chosen_key: str = ""
+    """Column of the preferred response, text or chat messages; `a.b` is field b of column a. Empty:
+    chosen."""
+    rejected_key: str = ""
+    """Column of the response that is not preferred. Empty: rejected."""
+
+
+@dataclass(frozen=True)
+class PairDataConfig(PairColumnOptions):
+    """Preference pairs to learn from."""
+
+    files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
+    """JSON, JSON-lines or Parquet files of pairs, patterns of their names ('data/*.parquet'), or
+    datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says), with the
+    columns chosen and rejected, and prompt unless both responses begin with it."""
+    prompt_key: str = ""
+    """Column of the prompt, text or chat messages. Empty takes prompt, problem, question,
+    instruction, query or input, the first that is there."""
+    margin_key: str = ""
+    """Column of a number: by how much the reward of the chosen response is to exceed the other.
+    Empty: margin, if it is there."""
+
 
 DPO_LEARNING_RATE = 1e-6
 SMOOTHING: Rule = (lambda x: 0 <= x < 0.5, "a number in [0, 0.5)")
@@ -93,3 +120,32 @@ class SftConfig(FineTuning):
     @property
     def learned_from(self) -> str:
         return "pairs (--max_length)" if self.loss == "dpo" else super().learned_from
+
+
+@dataclass(frozen=True)
+class RewardModelConfig(FineTuning):
+    """Trains a reward model on preference pairs: a language model with one number in place of
+    logits, the larger for the preferred response. What it exports is a reward of
+    `python -m pat_jax.train`.
+
+        python -m pat_jax.reward_model --model Qwen/Qwen2.5-0.5B-Instruct \\
+            --data examples/pairs.jsonl --checkpoint.export_dir judge
+    """
+
+    TRAINED = "reward model"
+    LEARNING_RATE = 1e-5
+
+    model: str = ""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
+    built-in shape such as demo, with random weights. The weights of a language model get a new
+    head, of zeros; a sequence classifier with one label keeps its head. Shapes, and directories
+    without a tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its
+    tokens."""
+    center_rewards_coefficient: float = option(0.0, not_negative(1000))
+    """Weight of the squared sum of a pair's rewards in the loss, which keeps them around 0
+    (Eisenstein et al. 2023); usual: 0.01."""
+    data: PairDataConfig = field(default_factory=PairDataConfig)
+
+    @property
+    def learned_from(self) -> str:
+        return "pairs (--max_length)"

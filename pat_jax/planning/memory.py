@@ -1,7 +1,7 @@
 """Device memory of each layout: the bytes it takes, its pages, and whether it fits.
 
 Knows bytes and the order in which a switch moves arrays. Does not know arrays, where the limit
-comes from, or what too few pages cost (`pool_pressure.py`).
+comes from, or what too few pages cost (`drafting.py`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ from pat_jax.run.collect import Drawn, Experience
 from pat_jax.run.learning import Learned, nothing_to_learn
 from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.opened import Run
-from pat_jax.run.process.steps import Steps, steps_after
+from pat_jax.run.process.open_run import Steps, steps_after
 from pat_jax.run.process.stop_signals import StoppedAtOnce
 from pat_jax.run.report import Report
 

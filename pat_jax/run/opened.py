@@ -30,8 +30,7 @@ from pat_jax.run.learning import Learner
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.process.open_run import OpenRun, WholeStep
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.reading_threads import Threads, open_threads
-from pat_jax.run.reads import ReadsAsTheyEnd, ReadsByProcess
+from pat_jax.run.reads import ReadsAsTheyEnd, ReadsByProcess, Threads, open_threads
 from pat_jax.run.roles.export import export_roles
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out

@@ -16,9 +16,15 @@ from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
-from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
+from pat_jax.profiling.predict.kernel_model import (
+    BYTES,
+    EXPLAINED,
+    ModelledKernels,
+    Source,
+    StepRange,
+    range_of,
+)
 from pat_jax.profiling.predict.links import Sums
-from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, range_of
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from pat_jax.common.html.render import Form, rendered
 from pat_jax.engine.record.plot import running_plot
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity import tables
-from pat_jax.profiling.capacity.report import SOURCES, PlanReport
-from pat_jax.profiling.capacity.update_report import RELIANCE
+from pat_jax.profiling.capacity.report import RELIANCE, SOURCES, PlanReport
 
 
 def page(report: PlanReport) -> str:

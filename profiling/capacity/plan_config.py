@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from pat_jax.common.options.declared import auto, option
+from pat_jax.common.options.declared import Options, auto, option
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     GIVEN,
@@ -16,26 +16,54 @@ from pat_jax.common.rules import (
     not_negative,
 )
 from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.algorithms import Name as AlgorithmName
 from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.critic import (
     REWARD_MODEL,
+    CriticAdapterConfig,
     CriticConfig,
     critic_source,
 )
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.optimizer import OptimizerConfig, OptimizerState
-from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
-from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.run import AlgorithmConfig, RolesConfig, RolloutConfig, RunConfig
 from pat_jax.config.shared import UpdateOptions
 from pat_jax.config.teacher import TeacherConfig
-from pat_jax.profiling.capacity.plan_roles import (
-    PlannedAlgorithm,
-    PlannedCritic,
-    PlannedTeacher,
-)
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.predict.targets import Target
+
+
+@dataclass(frozen=True)
+class PlannedAlgorithm(Options):
+    """What is trained, and what it reads."""
+
+    SECTION = "algorithm."
+
+    name: AlgorithmName = "grpo"
+    """Algorithm of the update; ppo trains a critic beside the policy. See --algorithm.name of
+    train."""
+
+
+@dataclass(frozen=True)
+class PlannedCritic(Options):
+    """The model that predicts values."""
+
+    SECTION = "critic."
+
+    model: str = ""
+    """The critic with ppo, named as in --model; empty takes the first reward model, or else the
+    policy's shape."""
+    lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
+
+
+@dataclass(frozen=True)
+class PlannedTeacher(TeacherConfig):
+    """The frozen model that the policy is distilled from."""
+
+    model: str = ""
+    """A model that scores the tokens of every response, named as in --model; empty has none."""
+
 
 REWARD_MODELS: Rule = (
     lambda names: all(x.startswith(REWARD_MODEL) and x != REWARD_MODEL for x in names),

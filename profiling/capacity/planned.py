@@ -1,25 +1,30 @@
 """Makes a plan's report: which layouts fit, what steps take, what adapting gains."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.inside_hosts import inside_hosts
 from pat_jax.profiling.capacity.layout_parts import (
     memory_of,
     running_counts,
     steps_of,
 )
-from pat_jax.profiling.capacity.limits import of_experts, of_tail
 from pat_jax.profiling.capacity.question import Question, machine_of, refused_layouts
-from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
+from pat_jax.profiling.capacity.report import (
+    LengthSummary,
+    PlanReport,
+    PlanSubject,
+    Resting,
+    Update,
+)
 from pat_jax.profiling.capacity.resting import both
-from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update import PlannedUpdate
-from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
@@ -193,3 +198,82 @@ def _notes(
             f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers make "
             "drafts: the times lack those of the other layers (--layers all has them)."
         )
+
+
+SMALL = 0.01  # share of an update's time; a smaller saving is not mentioned
+
+
+def inside_hosts(
+    updating: PlannedUpdate, workloads: Sequence[Workload], target: Split
+) -> Iterator[str]:
+    """Yields a sentence if the update is faster with all parameters in each host, and they fit
+    there. Both updates are computed by arithmetic: only programs of the planned one are
+    compiled."""
+    order = updating.built.order
+    size = order.target.devices_per_host
+    if order.target.num_hosts == 1 or order.run.fsdp_size:
+        return
+    here = replace(updating, programs=())
+    divided = replace(order, run=replace(order.run, fsdp_size=size))
+    there = replace(here, built=by_arithmetic(divided))
+    room, less_room = (int(each.built.whole_sequences) for each in (here, there))
+    if not less_room:
+        return
+    now, then = (each.of(workloads, target) for each in (here, there))
+    saved = 1 - then.total_s / now.total_s
+    if saved < SMALL or then.memory.shortage:
+        return
+    yield (
+        f"The update gathers weights across hosts. With --fsdp_size {size} each host has all of them, "
+        f"and an update takes {percent(saved)} less: {then.total_s:.3g} s instead of {now.total_s:.3g} (by "
+        f"arithmetic). The KV cache then has room for {less_room:,} of the longest sequences, instead of "
+        f"{room:,}."
+    )
+
+
+FASTER = 0.05  # share of a step; another layout that saves less is not mentioned
+
+
+def of_tail(comparison: Comparison, machine: Machine) -> str:
+    """Returns a sentence on the longest response, which no layout makes shorter."""
+    steps = max(comparison.longest)
+    edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
+    seconds = dict.fromkeys(map(str, machine.splits), 0.0)
+    for split, (begin, end) in product(machine.splits, pairwise(edges)):
+        length = machine.buckets.length_for(end)
+        held = (begin + end) / 2
+        step_s = machine.truth.decode_step(split, 1, length, held, 1)
+        seconds[str(split)] += (end - begin) * step_s
+    layout, alone = min(seconds.items(), key=lambda item: item[1])
+    share = alone / comparison.adaptive.mean_s
+    plainly = "" if comparison.drafting is None else " without drafts"
+    return (
+        f"The longest response, {steps:,} steps, would take {alone:.3g} s alone on the machine, in "
+        f"{layout}: {percent(share)} of a rollout{plainly}. No layout is faster than that{plainly}; shorter "
+        "responses are."
+    )
+
+
+def of_experts(
+    step_s: Callable[[Split, int], float], splits: Sequence[Split], running: Sequence[int]
+) -> str:
+    """Returns a sentence for a model with experts: for how many running sequences another layout
+    than the first is faster. `step_s` returns seconds of a decode step, by layout and sequences on
+    the whole machine. `splits` ascend in their TP, and `running` ascends."""
+    first = splits[0]
+    best = {n: min(splits, key=lambda split: step_s(split, n)) for n in running}
+    gains = [n for n in running if step_s(best[n], n) < (1 - FASTER) * step_s(first, n)]
+    told = "Experts are on the same devices in every layout, and no switch moves one: "
+    if not gains:
+        return f"{told}in no layout is a step more than {percent(FASTER)} faster than in {first}."
+    few = gains[0]
+    most = gains[-1]
+    slow = 1e3 * step_s(first, few)
+    fast = 1e3 * step_s(best[few], few)
+    told += (
+        f"with {few:,} running a step takes {fast:.3g} ms in {best[few]} and {slow:.3g} in {first}"
+    )
+    more = [n for n in running if n > most]
+    if not more:
+        return f"{told}, and with {most:,} {best[most]} is the faster one still."
+    return f"{told}; from {more[0]:,} running on no layout is more than {percent(FASTER)} faster than {first}."

@@ -9,11 +9,135 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.resting_report import Resting
-from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.predict.sources import StepRange
+from pat_jax.profiling.predict.kernel_model import StepRange
+from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Comparison
+
+# No update on an accelerator was compared with its prediction; docs/costs.md has published numbers
+# of other trainers.
+RELIANCE = "No update of this engine has been measured on such a machine: not verified."
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """Bytes of one device while the largest program of the update runs."""
+
+    stage: str  # the program's name
+    parameters: int  # of the role that is trained, as training keeps them
+    optimizer: int
+    gradients: int  # accumulated over micro-batches
+    reference: int  # the frozen policy of the KL penalty, if it waits on the device
+    base: int  # the policy under adapters
+    temporaries: int  # what the program takes besides these
+    is_least: bool  # nothing was compiled: temporaries are a lower bound
+    limit: int  # memory of a device
+    # Why the update does not fit and what would help, in a sentence; empty if it fits.
+    shortage: str = ""
+    tightness: str = ""  # the same, if it hardly fits
+    offloaded: int = 0  # bytes of the optimizer that are in host memory between two steps
+    drafts: int = 0  # a draft model, or the trained exit head of the first layers
+    others: int = 0  # further roles that wait on the device
+
+    @property
+    def total(self) -> int:
+        rest = self.optimizer + self.gradients + self.reference + self.base + self.drafts
+        return self.parameters + rest + self.others + self.temporaries
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one iteration, on average over the replayed rollouts."""
+
+    tokens: float  # of prompts and responses; a prompt that responses share counts once
+    slots: float  # tokens of all micro-batches, padding included
+    micro_batches: float
+    largest: tuple[int, int]  # rows and length of the largest micro-batch
+    steps: int  # number of optimizer steps
+
+    @property
+    def padding(self) -> float:
+        """Share of the slots that hold padding."""
+        return 1 - self.tokens / self.slots
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of one iteration, with its seconds on average over the replayed rollouts."""
+
+    split: Split
+    fsdp: int  # devices that parameters are split over
+    scored: tuple[str, ...]  # policies whose log-probabilities are computed before the first step
+    batches: Batches
+    scoring: Seconds
+    gradients: Seconds
+    apply: Seconds
+    transfer: Seconds
+    target: Split  # layout that the weights go to: the rollout's first
+    flops: float  # operations of the forward and backward pass over the tokens, on all devices
+    mfu: float  # `flops` over the seconds of the update without transfer, as a share of the peak
+    memory: UpdateMemory
+    others: tuple[tuple[str, Seconds], ...] = ()  # stages of other roles, by name
+
+    @property
+    def update_s(self) -> float:
+        """Predicted seconds of what a run logs as the metric `timing/update`."""
+        others = sum(seconds.total for _, seconds in self.others)
+        return self.scoring.total + self.gradients.total + self.apply.total + others
+
+    @property
+    def total_s(self) -> float:
+        return self.update_s + self.transfer.total
+
+
+STAGES = {  # fields of an update, and what they are called
+    "scoring": "log-probabilities",
+    "gradients": "forward and backward",
+    "apply": "optimizer",
+    "transfer": "weights to the rollout",
+}
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """Bytes of one role on a device."""
+
+    name: str
+    parameters: int  # with adapters, also the base model's, if no other role has it
+    optimizer: int  # moments and counters; 0: the role is frozen
+    moved: int  # to and from host memory in an iteration; 0: the role stays on devices
+
+
+@dataclass(frozen=True)
+class RestingIteration:
+    """One iteration with models that wait on the devices, or in the host's memory."""
+
+    rest: Literal["device", "host"]
+    resident: int  # bytes of a device that models take during a rollout
+    kv_cache: int  # bytes of a device, in the layout with most
+    rollout_s: float | None  # mean of the adaptive rollouts; None: no layout fits
+    update_s: float  # with the transfer, and with moves from the host and back
+
+    @property
+    def total_s(self) -> float | None:
+        return None if self.rollout_s is None else self.rollout_s + self.update_s
+
+
+@dataclass(frozen=True)
+class Resting:
+    """The models of a run, and its iterations for both values of `--roles.rest`."""
+
+    chosen: Literal["device", "host"]  # the place that the rest of the plan assumes
+    roles: tuple[RoleMemory, ...]
+    iterations: tuple[RestingIteration, RestingIteration]  # device, host
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast iterations are with models in the host's memory; None: one of the
+        two does not fit."""
+        here, away = (each.total_s for each in self.iterations)
+        return here / away if here and away else None
+
 
 VERSION = 9  # of the JSON
 SOURCES = {

@@ -10,7 +10,7 @@ from typing import Literal
 from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
-from pat_jax.profiling.capacity.resting_report import Resting, RestingIteration, RoleMemory
+from pat_jax.profiling.capacity.report import Resting, RestingIteration, RoleMemory
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild

@@ -1,6 +1,6 @@
-"""Predicts the seconds of one role's passes over an iteration's micro-batches, on a target.
+"""Predicts what the roles of a run take on a target: passes over micro-batches, and memory.
 
-Knows one model. Does not know what the passes are for.
+Knows roles and packed batches. Does not know rollouts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import jax.numpy as jnp
+import numpy as np
 
 from pat_jax.config.role_table import Role
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import most_exchanged
 from pat_jax.models.config import ModelConfig
-from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.capacity.report import RoleMemory
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
@@ -26,11 +27,72 @@ from pat_jax.profiling.predict.update_work import (
     Work,
     apply_work,
 )
-from pat_jax.rl.batches.packing import Shape
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
 from pat_jax.training.build import logit_tokens
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_memory import fetched_bytes
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One iteration's micro-batches."""
+
+    shapes: tuple[Shape, ...]
+    # For each micro-batch, the number of pairs of query and key on the device that has most.
+    pairs: tuple[float, ...]
+    # For each response, the tokens of its prompt that it shares with another one.
+    shared: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        mini_batch: int,
+        micro_shapes: Sequence[Shape],
+        dp: int,
+        *,
+        shares_prompts: bool = False,
+    ) -> "Packed":
+        """Returns the micro-batches of the responses of one iteration.
+
+        Args:
+          mini_batch: responses of whole groups in one optimizer step.
+          micro_shapes: shapes of micro-batches, see `rl.batches.packing.shapes`.
+          dp: number of devices that the rows of a micro-batch are split over.
+          shares_prompts: whether responses to one prompt may share it.
+        """
+        lengths = (workload.prompts + workload.responses).tolist()
+        prefixes = _prefixes(workload) if shares_prompts else None
+        shapes, pairs, shared = [], [], []
+        for i in range(0, len(lengths), mini_batch):
+            chosen = slice(i, i + mini_batch)
+            mini = lengths[chosen]
+            packing = pack_rows(mini, micro_shapes, prefixes and prefixes[chosen])
+            of_device = np.zeros((len(packing.shapes), dp))
+            for length, spot in zip(mini, packing.spots, strict=True):
+                device = spot.row * dp // packing.shapes[spot.micro][0]
+                seen = length * (length + 1) - spot.shared * (spot.shared + 1)
+                of_device[spot.micro, device] += seen / 2
+            shared += [spot.shared for spot in packing.spots]
+            shapes += packing.shapes
+            pairs += of_device.max(axis=1).tolist()
+        return cls(tuple(shapes), tuple(pairs), tuple(shared))
+
+    @property
+    def slots(self) -> int:
+        """Tokens of all micro-batches, padding included."""
+        return sum(rows * length for rows, length in self.shapes)
+
+
+def _prefixes(workload: Workload) -> list[Prefix] | None:
+    """Returns each response's prefix, as `rl.batches.batches.prompt_prefixes`, or None."""
+    if workload.prompt_id is None:
+        return None
+    both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)
+    return [Prefix(prompt, length - 1) for prompt, length in both]
 
 
 @dataclass(frozen=True)
@@ -135,3 +197,68 @@ class RolePasses:
             offloaded=fetched_bytes(trainer),
             sent=tuple(self._sums_of_groups(gradients)),
         )
+
+
+MOVES = "models from the host and back"
+
+
+@dataclass(frozen=True)
+class OtherRoles:
+    """Predicts what the roles of a run take on a target, without the policy's own passes."""
+
+    built: TargetBuild
+
+    @cached_property
+    def roles(self) -> Roles:
+        return self.built.whole
+
+    def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
+        """Returns the seconds of each stage by its name, the mean over iterations. All roles read
+        the policy's micro-batches; `packed` has those of each iteration."""
+        found: dict[str, Seconds] = {}
+        for name, model in self.built.order.others.items():
+            if name == CRITIC:
+                continue
+            what = "scores" if model.head == "scalar" else "log-probabilities"
+            passes = self.passes(name, self.roles.readers[name].held)
+            found[f"{what} of the {name}"] = _mean([passes.predictions(x) for x in packed])
+        if critic := self.roles.critic:
+            passes = self.passes(CRITIC, critic.trained)
+            found["values of the critic"] = _mean([passes.predictions(x) for x in packed])
+            gradients = _mean([passes.gradients(x) for x in packed])
+            found["critic, forward and backward"] = gradients
+            found["critic, optimizer"] = passes.apply(critic)
+        if moved := sum(role.moved for role in self.memory()):
+            rate = self.built.order.target.chip.pcie_bytes_s
+            found[MOVES] = Seconds(host=moved / rate)
+        return found
+
+    def passes(self, name: str, held: TrainableParams) -> RolePasses:
+        """Returns the passes of a role with the parameters `held`."""
+        return RolePasses(self.built, self.roles.models[name].role, held)
+
+    def memory(self) -> Iterator[RoleMemory]:
+        """Yields the memory of each role, also if it waits in host memory between stages."""
+        for trainer in self.roles.trained:
+            yield _of_trained(trainer)
+        for name, reader in self.roles.readers.items():
+            params = shard_bytes(reader.abstract_params)
+            yield RoleMemory(name, params, 0, params if reader.rests else 0)
+
+
+def _of_trained(trainer: Trainer) -> RoleMemory:
+    name = "policy" if trainer.name == POLICY else trainer.name
+    params, state = shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
+    held = params + shard_bytes(trainer.own_base)
+    place = trainer.placement
+    during, between = (
+        shard_bytes(place.on_devices(trainer.state_in_a_step, in_an_update=is_in))
+        for is_in in (True, False)
+    )
+    # Both ways for an update; parameters also come for the values before it, and need not go back.
+    for_values = params if place.rests == "state" and trainer.predicts else 0
+    return RoleMemory(name, held, state - params, 2 * (during - between) + for_values)
+
+
+def _mean(parts: Sequence[Seconds]) -> Seconds:
+    return sum(parts, Seconds()).times(1 / len(parts))

@@ -6,9 +6,14 @@ from statistics import fmean
 
 from pat_jax.common.text_table import Table, percent, starred
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.report import PlanReport, StepTimes
-from pat_jax.profiling.capacity.resting_report import Resting
-from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
+from pat_jax.profiling.capacity.report import (
+    STAGES,
+    PlanReport,
+    Resting,
+    StepTimes,
+    Update,
+    UpdateMemory,
+)
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING
 

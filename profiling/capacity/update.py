@@ -19,11 +19,9 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import form_of_update
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.other_roles import OtherRoles
-from pat_jax.profiling.capacity.role_passes import RolePasses
-from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.capacity.report import Batches, Update
+from pat_jax.profiling.capacity.role_passes import OtherRoles, Packed, RolePasses
 from pat_jax.profiling.capacity.update_needs import most_needed
-from pat_jax.profiling.capacity.update_report import Batches, Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.kernel_model import BYTES

@@ -12,8 +12,8 @@ from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import buffer_rows
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.report import UpdateMemory
 from pat_jax.profiling.capacity.role_passes import RolePasses
-from pat_jax.profiling.capacity.update_report import UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.model_sizes import expert_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
-from pat_jax.common.json_fields import of_json
+from pat_jax.common.json_text import of_json
 from pat_jax.config.programs import of_rollouts
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.speculation import SpeculationConfig

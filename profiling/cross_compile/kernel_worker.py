@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.common.json_fields import of_json
+from pat_jax.common.json_text import of_json
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.engine.warm_up.kernel_check import program_of
 from pat_jax.layout.chain import layout_chain

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.common.json_fields import of_json
+from pat_jax.common.json_text import of_json
 from pat_jax.config.programs import ProgramChoice
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import drafter_for

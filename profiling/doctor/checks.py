@@ -1,16 +1,22 @@
-"""Small checks of devices: collectives, kernels and a switch of layouts. Results are compared with
-those of plain operations, and of a rollout without a switch."""
+"""Finds what a machine has, and checks its devices: collectives, kernels and a switch of layouts.
 
+Results are compared with those of plain operations, and of a rollout without a switch.
+"""
+
+import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from platform import python_version
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.common.devices import Device
+from pat_jax.common.devices import Device, idle_accelerators
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -24,13 +30,96 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
+from pat_jax.planning.memory import GIB
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, Load
-from pat_jax.profiling.cross_compile.compile import answers
+from pat_jax.profiling.cross_compile.compile import answers, versions_of
 from pat_jax.profiling.doctor.report import Finding
-from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.version import __version__
+
+SIZES = (2**12, 2**24)  # bytes of a device: few for the latency, many for the bandwidth
+RUNS = 3  # timed runs, of which the fastest counts
+IN_A_ROW = 8  # all-reduces of one program: a single one would measure its launch
+
+
+def all_reduce_seconds(layouts: Iterable[Layout], dtype: jnp.dtype) -> dict[tuple[int, int], float]:
+    """Returns the seconds of one all-reduce, by the number of devices and the bytes of each."""
+    return {
+        (layout.split.tp, size): _time(layout, dtype, size)
+        for layout in layouts
+        if layout.tp_axes
+        for size in SIZES
+    }
+
+
+def _time(layout: Layout, dtype: jnp.dtype, size: int) -> float:
+    def several(x: jax.Array) -> jax.Array:
+        for _ in range(IN_A_ROW):
+            x = jax.lax.psum(x, layout.tp_axes) * 0.5
+        return x
+
+    spec = layout.spec()
+    several = jax.jit(
+        jax.shard_map(several, mesh=layout.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+    ones = np.ones(size // jnp.dtype(dtype).itemsize, dtype)
+    x = jax.block_until_ready(several(layout.put(ones)))
+    fastest = float("inf")
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        x = jax.block_until_ready(several(x))
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest / IN_A_ROW
+
+
+PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def devices_found(devices: Sequence[Device]) -> Finding:
+    """Returns the number, kind and memory of devices, and whether accelerators are unused."""
+    kinds = Counter(device.device_kind for device in devices)
+    platform = devices[0].platform
+    each = [memory_of(device) for device in devices]
+    words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
+    figures = {
+        "platform": platform,
+        "kinds": dict(kinds),
+        "memory_bytes": each,
+        "cores": os.cpu_count(),
+    }
+    idle = idle_accelerators(platform)
+    if idle:
+        trouble = f"JAX runs on {platform}, and the device files of {', '.join(idle)} are there"
+        return Finding(f"{words}: {trouble}", figures, trouble)
+    return Finding(f"{words}, {_memory(each)}", figures)
+
+
+def _memory(each: Sequence[int | None]) -> str:
+    if None in each:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return f"which share the host's {whole / GIB:.1f} GiB"
+    least, most = (limit(x for x in each if x is not None) / GIB for limit in (min, max))
+    return f"{least:.1f} GiB each" if most - least < 0.1 else f"{least:.1f} to {most:.1f} GiB each"
+
+
+def memory_of(device: Device) -> int | None:
+    """Returns the bytes that XLA may take of a device, or None if it reports none, as on a CPU."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def versions_found(devices: Sequence[Device]) -> Finding:
+    """Returns the versions of the packages, and of the runtime and driver under them."""
+    found = {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
+    client = " ".join(str(devices[0].client.platform_version).split())
+    if devices[0].platform != "cpu":
+        found["runtime"] = client
+    if DRIVER.is_file():
+        found["driver"] = DRIVER.read_text(encoding="utf-8").splitlines()[0]
+    return Finding(", ".join(f"{name} {number}" for name, number in found.items()), found)
+
 
 MODEL = "tiny"  # for the switch and the iteration of training
 SEQUENCES = 8

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.errors import UserError, in_one_line
+from pat_jax.common.errors import UserError, in_one_line, printable
 from pat_jax.common.files import replace_text
-from pat_jax.common.printable import printable
 
 LONGEST = 400  # characters of what a driver or a compiler says
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.common.errors import shown
-from pat_jax.common.printable import printable
+from pat_jax.common.errors import printable, shown
 
 LARGEST = float(np.finfo(np.float32).max)  # the largest score, since rewards are float32
 _TOO_LARGE = ", more than float32 holds"

@@ -10,9 +10,8 @@ from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.page import page
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
-from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.report import PlanReport, Update
 from pat_jax.profiling.capacity.update import PlannedUpdate
-from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.simulate.draw import Draw

@@ -19,7 +19,7 @@ from pat_jax.common.run_command import run_command
 from pat_jax.engine.warm_up.kernel_cases import ROUTED
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor import report as reports
-from pat_jax.profiling.doctor.machine import devices_found
+from pat_jax.profiling.doctor.checks import devices_found
 from pat_jax.profiling.doctor.report import Finding
 
 PARTS = ["devices", "versions", "links", "kernels", "switch", "iteration"]

@@ -21,7 +21,7 @@ from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.predict.sources import RANGES
+from pat_jax.profiling.predict.kernel_model import RANGES
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]

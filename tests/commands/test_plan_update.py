@@ -9,8 +9,7 @@ from planned_updates import alone, config_of, made, seen_on_page
 from pat_jax.common.errors import UserError
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import plan_text
-from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.capacity.report import PlanReport, Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 
 GIB = 2**30

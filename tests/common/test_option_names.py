@@ -6,9 +6,8 @@ from config_classes import CLASSES
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
-from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.config.sft import SftConfig
+from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.common.errors import MOST_CHARACTERS, UserError
-from pat_jax.common.printable import printable
+from pat_jax.common.errors import MOST_CHARACTERS, UserError, printable
 from pat_jax.common.rules import OptionError
 from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout

@@ -18,8 +18,7 @@ from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.evaluation.config import EvaluateConfig
-from pat_jax.evaluation.folder import EvaluationFolder
-from pat_jax.evaluation.kept_responses import KeptResponses
+from pat_jax.evaluation.folder import EvaluationFolder, KeptResponses
 from pat_jax.evaluation.options import RESULTS_FILE
 
 REQUESTS = [Request((5, 6, i), sequence_key(0, i), 9, Sampling(0.5)) for i in range(6)]

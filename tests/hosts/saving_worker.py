@@ -24,8 +24,8 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
-from pat_jax.run.checkpoints.reference import read_reference, save_reference
 from pat_jax.run.checkpoints.schedule import Saves
+from pat_jax.run.roles.role_params import read_reference, save_reference
 
 STEPS = 4
 checkpoint_orbax.WRITE_S = 6

@@ -7,7 +7,7 @@ from runs import ROOT
 from several import ends, errors, start_all
 
 from pat_jax.run.checkpoints.files import MANIFEST
-from pat_jax.run.checkpoints.reference import FOLDER
+from pat_jax.run.roles.role_params import FOLDER
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 WORKER = (str(ROOT / "tests" / "hosts" / "saving_worker.py"),)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from made_up_memory import PAGE, make_memory
 
 from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.drafting import PoolPressure
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.pool_pressure import PoolPressure
 
 DP8, _, _, TP8 = SPLITS
 CAP = 480

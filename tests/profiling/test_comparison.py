@@ -7,7 +7,7 @@ import pytest
 import replays
 from fakes import SPLITS, made_up_machine
 
-from pat_jax.profiling.capacity.limits import of_tail
+from pat_jax.profiling.capacity.planned import of_tail
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths

@@ -6,8 +6,8 @@ import pytest
 
 from pat_jax.commands import plan
 from pat_jax.config.command_line import parse
-from pat_jax.profiling.capacity.inside_hosts import inside_hosts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import inside_hosts
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.update import PlannedUpdate
 

@@ -15,9 +15,8 @@ from pat_jax.models.layers import linear
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat, abstract_weight
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.kernel_model import EXPLAINED, ModelledKernels
 from pat_jax.profiling.predict.model_sizes import weight_bytes
-from pat_jax.profiling.predict.sources import EXPLAINED
 from pat_jax.profiling.predict.targets import Target
 from tests.bucket_limits import BucketLimits
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.capacity.role_passes import Packed
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.packing import shapes

@@ -27,7 +27,7 @@ from pat_jax.config.role_table import role_table
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
-from pat_jax.evaluation.kept_responses import KeptResponses
+from pat_jax.evaluation.folder import KeptResponses
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
 from pat_jax.rl.data.splits import Subset

@@ -18,7 +18,7 @@ from pat_jax.config.role_table import REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
-from pat_jax.run.checkpoints.reference import FOLDER, read_reference, save_reference
+from pat_jax.run.roles.role_params import FOLDER, read_reference, save_reference
 from pat_jax.run.start.setup import build
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_one_sentence(
 def test_a_disk_without_room_is_said_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    module = "pat_jax.run.checkpoints.reference.lacking"
+    module = "pat_jax.run.roles.role_params.lacking"
     monkeypatch.setattr(module, lambda folder, size: f"{size} bytes are too many")
     reader = taken(reader_of("dp8tp1"))
     words = (

@@ -19,7 +19,7 @@ from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
-from pat_jax.profiling.capacity.update_report import UpdateMemory
+from pat_jax.profiling.capacity.report import UpdateMemory
 from pat_jax.programs.programs import Key
 from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.setup import Setup, build

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.planning.latency.correction import Correction
-from pat_jax.planning.latency.migration import Numbers, migration
-from pat_jax.planning.latency.step_model import Surface
+from pat_jax.planning.latency.step_model import Numbers, Surface, migration
 from pat_jax.planning.types import TEXTS, BurstResult, Reads, Split
 
 ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one

@@ -7,9 +7,8 @@ from itertools import permutations
 
 import numpy as np
 
-from pat_jax.planning.latency.migration import migration
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
-from pat_jax.planning.latency.step_model import Physics, Surface
+from pat_jax.planning.latency.step_model import Physics, Surface, migration
 from pat_jax.planning.types import Reads, Split
 
 LARGE_S = 1e9  # seconds if the latency model has none: never chosen, yet finite

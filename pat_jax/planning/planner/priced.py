@@ -10,9 +10,8 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
-from pat_jax.planning.planner.drafting import Drafting, cheapest_steps
+from pat_jax.planning.planner.drafting import Drafting, PoolPressure, cheapest_steps
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
 
 SAFETY = 1.2  # factor by which the predicted cost of a move is raised

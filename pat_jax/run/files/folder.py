@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, printable
 from pat_jax.common.files import replace_text
-from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints.files import CHECKPOINTS

@@ -1,6 +1,6 @@
 """The result of --show_switch, a rollout as planned and with a forced switch: files and sentences.
 
-Knows numbers and names. Does not know how a rollout is made (`same_rollout.py`).
+Knows numbers and names. Does not know how a rollout is made (`commands/show_switch.py`).
 """
 
 import json

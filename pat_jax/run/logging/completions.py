@@ -14,9 +14,8 @@ from typing import Literal, Self
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, printable
 from pat_jax.common.files import open_lines
-from pat_jax.common.printable import printable
 from pat_jax.rl.batches.types import Rollout, RolloutGroup
 from pat_jax.rl.rewards.responses import text_of
 from pat_jax.rl.rewards.weighted_sum import FunctionScores

@@ -18,8 +18,7 @@ from pat_jax.common.files import open_lines
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.run.files.folder import METRICS_FILE
 from pat_jax.run.logging.samples import Sample, SamplesFile
-from pat_jax.run.logging.trackers.tensorboard import TensorBoard
-from pat_jax.run.logging.trackers.tracker import Guarded, Tracker
+from pat_jax.run.logging.trackers.tracker import Guarded, TensorBoard, Tracker
 
 log = logging.getLogger(__name__)
 

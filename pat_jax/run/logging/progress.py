@@ -12,7 +12,7 @@ from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from pat_jax.common.bars import bar, is_cell
-from pat_jax.common.printable import printable
+from pat_jax.common.errors import printable
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """The parameters that the models of a run begin with: loaded, copied from another model, or new.
 
-Knows checkpoints and handles of roles. Does not know what is learned.
+The reference never changes: it is saved once, and no checkpoint holds it. Knows checkpoints and
+handles of roles. Does not know what is learned.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hub import local_adapter, local_checkpoint
 from pat_jax.common.owners import is_absent
 from pat_jax.common.pytree import with_sharding, without_shards
@@ -21,7 +25,8 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.run.checkpoints.reference import read_reference, save_reference
+from pat_jax.run.checkpoints.files import CHECKPOINTS, damage, lacking
+from pat_jax.run.checkpoints.orbax_io import MISTAKES, open_writer, read_part, reason
 from pat_jax.training.reader import Reader
 from pat_jax.training.rest import copied_to
 from pat_jax.training.role_model import RoleModel
@@ -152,3 +157,55 @@ def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
     if like.sharding and is_absent(like.sharding.device_set):
         return without_shards(like)
     return jnp.zeros(like.shape, like.dtype, device=like.sharding)
+
+
+FOLDER = "reference"  # in the run's folder
+
+
+def save_reference(run_dir: str, params: Any) -> None:
+    """Writes the parameters, and returns when they are on disk. Raises UserError if they cannot be
+    written."""
+    path = Path(run_dir).absolute() / FOLDER
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    room = process_group().agree("room for the reference", lambda: lacking(path.parent, num_bytes))
+    if why := room or _written(path, params):
+        raise UserError(
+            f"the reference policy was not written to {path} ({why}): a resumed run needs it; make room "
+            "there, or give another --run_dir."
+        )
+
+
+def _written(path: Path, params: Any) -> str:
+    """Writes the parameters. Returns why they were not written, or ""."""
+    content = {"state": ocp.args.StandardSave({FOLDER: params}), "meta": ocp.args.JsonSave({})}
+    try:
+        with open_writer() as writer:
+            writer.save(path, args=ocp.args.Composite(**content), force=True)
+    except MISTAKES as error:
+        return reason(error)[1]
+    return ""
+
+
+def read_reference(run_dir: str, step: int, abstract: Any) -> Any:
+    """Returns the parameters in the form of `abstract`. Raises UserError if they cannot be read.
+
+    Earlier versions kept them in each checkpoint. Then they are read from the checkpoint of `step`,
+    and saved here, because later checkpoints lack them."""
+    path = Path(run_dir).absolute() / FOLDER
+    us = process_group()
+    if us.agree("whether there is a reference", path.is_dir):
+        why = us.agree("the reference's files", lambda: damage(path))
+        if why is None:
+            return read_part(path, {FOLDER: abstract})[FOLDER]
+        raise UserError(f"the reference policy in {path} is damaged ({why}); {_INSTEAD}.")
+    try:
+        found = read_part(path.with_name(CHECKPOINTS) / str(step), {FOLDER: abstract})[FOLDER]
+    except UserError as error:
+        raise UserError(
+            f"the reference policy of this run is gone: expected the folder {path}; {_INSTEAD}."
+        ) from error
+    save_reference(run_dir, found)
+    return found
+
+
+_INSTEAD = "it was saved once, when the run began: copy that folder back, or begin anew with another --run_dir"

@@ -16,8 +16,7 @@ from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of
-from pat_jax.run.process.open_run import OpenRun, WholeStep
-from pat_jax.run.process.steps import Steps, steps_after
+from pat_jax.run.process.open_run import OpenRun, Steps, WholeStep, steps_after
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.export import export_role
 from pat_jax.run.roles.fingerprint import check_bases

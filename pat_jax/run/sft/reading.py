@@ -7,8 +7,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.fine_tuning import FineTuning, HeldoutConfig
-from pat_jax.config.reward_model import RewardModelConfig
-from pat_jax.config.sft import SftConfig
+from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.data.example_reader import ExampleReader, PairReader
 from pat_jax.rl.data.examples import Each, Example, Examples, Pair

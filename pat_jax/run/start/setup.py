@@ -13,8 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.role_table import reward_roles, role_table
-from pat_jax.config.roles import RolesConfig
-from pat_jax.config.run import RunConfig
+from pat_jax.config.run import RolesConfig, RunConfig
 from pat_jax.config.shared import LayoutChoice
 from pat_jax.config.task import TaskChoice
 from pat_jax.engine.engine import RolloutEngine
