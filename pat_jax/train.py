@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.callable_module import make_callable
-from pat_jax.common.run_command import in_one_sentence, run_command
+from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.run.files.folder import options_of_run

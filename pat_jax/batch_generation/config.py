@@ -13,7 +13,6 @@ from pat_jax.common.rules import (
     SEED,
     TOKENS,
     OptionError,
-    check,
     count,
 )
 from pat_jax.config.data import DataConfig
@@ -120,8 +119,8 @@ class GenerateConfig(ChatOptions, Generating):
         prompts ask for; by default the options alone size the engine. Raises UserError if top_k,
         logprobs or max_logprobs is larger than the model's vocabulary."""
         expected = f"at most the {model.vocab_size:,} tokens of the model"
-        vocab = (lambda x: (x or 0) <= model.vocab_size, expected)
-        check(self, "top_k logprobs max_logprobs", vocab)
+        for name in ("top_k", "logprobs", "max_logprobs"):
+            self.need(name, (getattr(self, name) or 0) <= model.vocab_size, expected)
         rows, length = reach or Reach(self.batch, min(self.max_length, model.max_position))
         return self.engine_of(
             self.model_options,

@@ -22,7 +22,7 @@ from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.data.schemas import PairSchema
 from pat_jax.rl.text.tokenizer import Chat
 from pat_jax.run.logging.progress import Progress
-from pat_jax.run.roles.reward_models import FoundRewardModel, Texts, find_reward_model
+from pat_jax.run.roles.reward_models import FoundRewardModel, find_reward_model
 from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.heldout import set_names
@@ -45,8 +45,8 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     found = _read(config, given)
     pairs = [pair for each in found.values() for pair in each.heldout]
     longest = max(len(text) for pair in pairs for text in (pair.chosen, pair.rejected))
-    texts = Texts(longest, 2 * min(AT_ONCE, len(pairs)))
-    one = given.handle(options, texts, devices, Division(RolloutConfig.page_size))
+    number = 2 * min(AT_ONCE, len(pairs))
+    one = given.handle(options, longest, number, devices, Division(RolloutConfig.page_size))
     check_weights(options.model, "reward_model", head=None)
     progress = Progress(0)
     with EvaluationFolder(config) as folder:

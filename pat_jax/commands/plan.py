@@ -69,7 +69,9 @@ class Planned:
 
 def made_plan(config: PlanConfig, command: str) -> Planned:
     if not config.run_dir:
-        config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
+        machine = f"{Path(config.model).name}-{config.target.replace(':', '-')}"
+        run_dir = f"runs/plan-{machine}-{datetime.now():%Y%m%d-%H%M%S}"
+        config = replace(config, run_dir=run_dir)
     configure(0)
     question = question_of(config, command)
     config = question.options
@@ -157,12 +159,6 @@ def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]
     if name := config.teacher.model:
         others[TEACHER] = model_of(name, "teacher.model")
     return others
-
-
-def folder_name(config: PlanConfig, now: datetime) -> str:
-    model = Path(config.model).name
-    target = config.target.replace(":", "-")
-    return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
 
 
 def compiled(question: Question) -> Compilation:

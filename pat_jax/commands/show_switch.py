@@ -14,7 +14,6 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
-from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.run.files.folder import PAGE_FILE
@@ -120,7 +119,7 @@ def same_rollout(run: Run) -> ShownSwitch:
 
 def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
     """Makes the rollout with one switch: in the tail, or at once if all responses end together."""
-    narrow, wide = two_layouts(run)
+    narrow, *_, wide = run.setup.engine.layouts
 
     def switched(running: int) -> tuple[list[Completion], RolloutReport]:
         planner = ScriptedPath(narrow, (Step(wide, running),))
@@ -130,12 +129,6 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
 
     found = switched(len(requests) // TAIL)
     return found if found[1].switches else switched(len(requests))
-
-
-def two_layouts(run: Run) -> tuple[Split, Split]:
-    """Returns the layouts with the least and the most TP."""
-    splits = list(run.setup.engine.layouts)
-    return splits[0], splits[-1]
 
 
 def _rollout(

@@ -189,11 +189,15 @@ def _gains(answers: Sequence[Answer]) -> str:
     for one in answers:
         found = one.comparison
         static = {system.name: system.mean_s for system in found.static}
+        drafts: list[Cell] = []
+        if drafting := found.drafting:
+            faster = f"{found.best_static.mean_s / drafting.mean_s:.2f} x"
+            drafts = [drafting.mean_s, fmean(drafting.tokens_per_step), faster]
         rows.append(
             [
                 str(one.what_if),
                 found.adaptive.mean_s,
-                *_with_drafts(found),
+                *drafts,
                 *(static.get(name) for name in names),
                 f"{percent(found.gain(found.best_static))} ({found.best_static.name})",
                 sum(len(trace.switches) for trace in found.traces),
@@ -201,14 +205,6 @@ def _gains(answers: Sequence[Answer]) -> str:
             ]
         )
     return text_table(header, rows)
-
-
-def _with_drafts(found: Comparison) -> list[Cell]:
-    """Returns a table row's cells under `DRAFT_HEADER`, or no cells without drafts."""
-    if (drafting := found.drafting) is None:
-        return []
-    faster = found.best_static.mean_s / drafting.mean_s
-    return [drafting.mean_s, fmean(drafting.tokens_per_step), f"{faster:.2f} x"]
 
 
 def _rollouts(one: Answer) -> str:

@@ -85,10 +85,3 @@ def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
             f"expected at most the {context} tokens of the context of {model!r} "
             f"(max_position_embeddings in a checkpoint's config.json); {advice}."
         )
-
-
-def check(config: object, names: str, rule: Rule, section: str = "") -> None:
-    is_valid, expected = rule
-    for name in names.split():
-        value = getattr(config, name)
-        require(is_valid(value), section + name, value, expected)

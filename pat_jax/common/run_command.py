@@ -4,6 +4,7 @@ Knows errors, signals and the processes of a run. Does not know options.
 """
 
 import errno
+import inspect
 import os
 import select
 import signal
@@ -13,7 +14,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import TextIO
+from types import ModuleType
+from typing import Any, TextIO
 
 from pat_jax.common.errors import UserError, printable, shortened
 from pat_jax.common.hosts.together import process_group
@@ -114,3 +116,12 @@ def _has_no_reader(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def make_callable(module_name: str, function: Callable[..., Any]) -> None:
+    """Makes calls of the module call `function`. The module then shows the function's signature and
+    documentation."""
+    module = sys.modules[module_name]
+    members = {"__call__": staticmethod(function), "__signature__": inspect.signature(function)}
+    module.__class__ = type("CallableModule", (ModuleType,), members)
+    module.__doc__ = function.__doc__

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from pat_jax.config.fine_tuning import FineTuning
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ComputeDtype
 
@@ -44,7 +43,18 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
     too short for the usual lengths, else ""."""
     usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
     dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
-    rollout, note = _with_lengths(config.rollout, usual, model)
+    prompt = config.rollout.max_prompt_length
+    response = config.rollout.max_completion_length
+    left = {}
+    if prompt is None:  # in a short context it gets at most half, and the response the rest
+        room = model.context // 2 if response is None else model.context - response
+        prompt = max(1, min(usual.prompt, room))
+        left["max_prompt_length"] = prompt, usual.prompt
+    if response is None:
+        response = max(1, min(usual.response, model.context - prompt))
+        left["max_completion_length"] = response, usual.response
+    rollout = replace(config.rollout, max_prompt_length=prompt, max_completion_length=response)
+    note = shortened(model.name, model.context, "rollout.", left)
     return replace(config, compute_dtype=dtype, rollout=rollout), note
 
 
@@ -65,25 +75,6 @@ def settled_dtype(asked: ComputeDtype, platform: str, *, is_checkpoint: bool) ->
     if asked != "auto":
         return asked
     return "bfloat16" if is_checkpoint and platform != "cpu" else "float32"
-
-
-def _with_lengths(
-    rollout: RolloutConfig, usual: Lengths, model: KnownModel
-) -> tuple[RolloutConfig, str]:
-    """Settles the lengths of prompt and response. In a short context, the prompt gets at most half,
-    and the response the rest."""
-    prompt = rollout.max_prompt_length
-    response = rollout.max_completion_length
-    left = {}
-    if prompt is None:
-        room = model.context // 2 if response is None else model.context - response
-        prompt = max(1, min(usual.prompt, room))
-        left["max_prompt_length"] = prompt, usual.prompt
-    if response is None:
-        response = max(1, min(usual.response, model.context - prompt))
-        left["max_completion_length"] = response, usual.response
-    found = replace(rollout, max_prompt_length=prompt, max_completion_length=response)
-    return found, shortened(model.name, model.context, "rollout.", left)
 
 
 def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:

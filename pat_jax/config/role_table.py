@@ -148,7 +148,7 @@ def _critic(run: RunConfig) -> Iterator[Role]:
     if not (run.train and run.algorithm.has_critic):
         return
     trained = Trained(
-        Optimization(run.critic_optimizer, run.critic_updates),
+        Optimization(run.critic.optimizer(run.optimizer), run.critic_updates),
         run.critic.lora,
         run.critic.export_dir,
         num_iterations=run.algorithm.num_iterations,

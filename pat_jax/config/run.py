@@ -22,7 +22,6 @@ from pat_jax.config.learning import (
     check_signal,
     learning_notes,
 )
-from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.rollout import RolloutConfig
@@ -150,11 +149,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     def policy_updates(self) -> int:
         """The number of the policy's optimizer steps in the whole run."""
         return max(0, self.steps - self.critic.pretrain_steps) * self.updates_per_step
-
-    @property
-    def critic_optimizer(self) -> OptimizerConfig:
-        """The policy's optimizer with the critic's own learning rate and warm-up."""
-        return self.critic.optimizer(self.optimizer)
 
     @property
     def export_dirs(self) -> dict[str, str]:

@@ -12,7 +12,6 @@ from pat_jax.common.rules import (
     RESPONSES,
     STEPS,
     TOKENS,
-    check,
     check_context,
 )
 from pat_jax.config.data import DataConfig
@@ -149,7 +148,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         lengths = {"max_prompt_length": prompt, "max_completion_length": response}
         check_context(lengths, context, self.model)
         expected = f"at most the {model.vocab_size:,} tokens there are"
-        check(self, "top_k", (lambda x: x <= model.vocab_size, expected))
+        self.need("top_k", self.top_k <= model.vocab_size, expected)
         both = prompt, response
         engine = self.engine_of(
             self.model_options, num_devices, self.batch, both, top_p=self.top_p, top_k=self.top_k

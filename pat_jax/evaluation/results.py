@@ -52,7 +52,10 @@ def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
     """Returns a table with a line for each problem set; ± is half of the 95 % interval."""
     n = rows[0].num_samples
     has_votes = any(one.majority() for one in rows)
-    shown = [k for k in ks if k > 1 or any(_differ(one) for one in rows)]
+    # pass@1 differs from the mean reward if some reward is neither 0, 1 nor NaN.
+    every = [one.rewards for one in rows]
+    differs = not all(((x == 0) | (x == 1) | (x != x)).all() for x in every)
+    shown = [k for k in ks if k > 1 or differs]
     header = ["", "problems", "samples", "mean", *(f"pass@{k}" for k in shown)]
     header += [f"maj@{n}"] * has_votes + ["tokens", "truncated"]
     if has_failed := any(one.num_failed for one in rows):
@@ -65,11 +68,6 @@ def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
         line += [float(one.lengths.mean()), percent(float(one.is_cut.mean()))]
         lines.append([*line, one.num_failed] if has_failed else line)
     return text_table(header, lines)
-
-
-def _differ(one: Evaluated) -> bool:
-    """Whether pass@1 differs from the mean reward, as some reward is neither 0 nor 1."""
-    return not ((one.rewards == 0) | (one.rewards == 1) | (one.rewards != one.rewards)).all()
 
 
 def estimate_words(estimate: Estimate | None) -> str:

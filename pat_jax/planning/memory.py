@@ -80,21 +80,18 @@ class MemoryModel:
         return held <= max(self.usable, held.min())
 
     def may_switch(self, splits: Sequence[Split]) -> np.ndarray:
-        """Returns whether a switch and the layout after it fit into memory, bool[from, to]."""
-        return self.has_room(splits) & (self._peaks(splits) <= self.usable)
-
-    def _peaks(self, splits: Sequence[Split]) -> np.ndarray:
-        """Returns the most bytes that a device holds during a switch, [from, to]. A reshard frees
-        each old leaf once its new one is there. So it holds at most the larger of the two sets of
-        weights and one chunk, besides the pool and the pages in transit. No burst runs meanwhile,
-        but the source of its drafts stays on the device."""
+        """Returns whether a switch and the layout after it fit into memory, bool[from, to]. A
+        reshard frees each old leaf once its new one is there. So a device holds at most the larger
+        of the two sets of weights and one chunk, besides the pool and the pages in transit. No
+        burst runs meanwhile, but the source of its drafts stays on the device."""
         weights = np.array([self.weights[split] for split in splits])
         tp = np.array([split.tp for split in splits])
         pool = max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
         drafted = max(self.draft_sources.values(), default=0)
-        return held + chunk + pool + self.staging + drafted
+        most = held + chunk + pool + self.staging + drafted
+        return self.has_room(splits) & (most <= self.usable)
 
 
 def gib(size: float) -> str:

@@ -117,11 +117,6 @@ class Experience:
     history: History  # of all iterations up to this one, included
     measured: dict[str, Any]
 
-    @property
-    def last(self) -> Drawn:
-        """The last batch that was drawn."""
-        return self.drawn[-1]
-
 
 class Collector:
     """Draws batches of prompts, and has their responses generated and scored.

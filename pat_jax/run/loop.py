@@ -14,7 +14,6 @@ from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.common.timeline import recorded
 from pat_jax.run.collect import Drawn, Experience
 from pat_jax.run.learning import Learned, nothing_to_learn
-from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.opened import Run
 from pat_jax.run.process.open_run import Steps, steps_after
 from pat_jax.run.process.stop_signals import StoppedAtOnce
@@ -32,7 +31,7 @@ def learn(run: Run) -> Drawn | None:
         recorded() as timeline,
         steps_after(whole, run.files, run.signals) as steps,
     ):
-        report = Report(run, steps, StageLog(timeline, run.setup.places))
+        report = Report(run, steps, timeline)
         loop = Loop(run, steps, report)
         if run.updates:
             loop = OneBehind(run, steps, report, run.updates)

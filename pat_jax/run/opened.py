@@ -35,7 +35,7 @@ from pat_jax.run.roles.export import export_roles
 from pat_jax.run.roles.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
 from pat_jax.run.start.compiling import Compiled, announce, compile_run
-from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations, recall
+from pat_jax.run.start.earlier_texts import EarlierIterations, earlier_iterations
 from pat_jax.run.start.init_state import Beginning, begin
 from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
 from pat_jax.run.start.setup import Setup
@@ -140,8 +140,9 @@ def opened(
         )
         earlier = None
         if room := setup.engine.text_room:
-            earlier = earlier_iterations(config.run_dir, task, config.rollout, room)
-            recall(earlier, began.steps_done, config.rollout.num_generations, progress.print)
+            earlier = earlier_iterations(
+                config.run_dir, task, config.rollout, room, began.steps_done, progress.print
+            )
         completions = Completions(
             task.tokenizer, files.folder, progress.print, is_asked=config.log_completions
         )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.timeline import Timeline
 from pat_jax.planning.placement import PlacementName
 from pat_jax.planning.placement_seconds import described, placement_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -16,7 +17,7 @@ from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.run.collect import Drawn, Experience
 from pat_jax.run.generation import full_load
 from pat_jax.run.logging.speed import describe_memory
-from pat_jax.run.logging.stage_log import StageLog
+from pat_jax.run.logging.stage_log import log_stages
 from pat_jax.run.logging.unmoved import Unmoved
 from pat_jax.run.opened import Run
 from pat_jax.run.process.open_run import Steps
@@ -34,10 +35,10 @@ class Report:
       last: last batch of the newest complete iteration, or None before the first.
     """
 
-    def __init__(self, run: Run, steps: Steps, stages: StageLog):
+    def __init__(self, run: Run, steps: Steps, timeline: Timeline):
         self._run = run
         self._steps = steps
-        self._stages = stages
+        self._timeline = timeline
         self._notify = run.files.progress.print
         self._unmoved = Unmoved(self._notify, run.config.rollout.max_completion_length)
         self.last: Drawn | None = None
@@ -47,12 +48,14 @@ class Report:
         run = self._run
         step = found.step
         measured = found.measured
-        last = found.last
+        last = found.drawn[-1]
         if run.earlier is not None:
             run.earlier.put(group for one in found.drawn for group in one.groups)
         measured |= describe_memory(run.setup.devices)
-        stages = self._stages.note(step)
-        if step == self._compares_at:
+        stages = log_stages(self._timeline, run.setup.places, step)
+        # The second iteration since the process started that trains the policy.
+        compares_at = max(run.first, run.config.critic.pretrain_steps) + 2
+        if run.config.placement.name == "auto" and step == compares_at:
             measured |= compared(run.setup, run.generator.planner, stages, self._notify)
         self._steps.write(step, measured)
         run.files.page.rollout(step, last.report.trace)
@@ -78,14 +81,6 @@ class Report:
             for line in (*(f"step {step}: {line}" for line in found.lines), *found.samples):
                 self._notify(line)
 
-    @property
-    def _compares_at(self) -> int | None:
-        """The iteration after which placements are compared, or None without `--placement auto`:
-        the second since the process started that trains the policy."""
-        config = self._run.config
-        skipped = max(self._run.first, config.critic.pretrain_steps)
-        return skipped + 2 if config.placement.name == "auto" else None
-
 
 OTHERS: tuple[PlacementName, ...] = ("interleave", "separate", "split")
 log = logging.getLogger(__name__)
@@ -101,33 +96,25 @@ def compared(
     """
     config = setup.config
     names = allowed_placements(setup)
-    growth = rollout_growth(planner, setup)
-    if growth is None and "separate" in names:
+    growth = 1.0
+    if isinstance(planner, CostModelPlanner):
+        # Replicas are independent, so half of them take as long as all would with twice the sequences.
+        count = config.rollout.prompts_per_step * config.rollout.num_generations
+        loads = (full_load(config.rollout, n) for n in (count, 2 * count))
+        whole_s, half_s = map(planner.rollout_s, loads)
+        growth = half_s / whole_s
+    elif "separate" in names:  # there is no prediction of a rollout on half of the devices
         names.remove("separate")
     waits = config.deterministic or config.teacher.top_k > 0
     found = placement_seconds(
         stages,
-        (growth or 1.0) * stages.get(ROLLOUT, 0.0),
+        growth * stages.get(ROLLOUT, 0.0),
         names,
         reads_as_they_end=process_group().is_alone and not waits,
     )
     notify(line := f"placement: {described(found)}")
     log.info("%s", line)
     return {f"placement/{name}": seconds for name, seconds in found.items()}
-
-
-def rollout_growth(planner: Planner, setup: Setup) -> float | None:
-    """Returns how many times as long a rollout takes on half of the devices, as the planner
-    predicts, or None if it has no prediction.
-
-    Replicas are independent, so half of them take as long as all would with twice the sequences.
-    """
-    if not isinstance(planner, CostModelPlanner):
-        return None
-    rollout = setup.config.rollout
-    count = rollout.prompts_per_step * rollout.num_generations
-    whole_s, half_s = (planner.rollout_s(full_load(rollout, n)) for n in (count, 2 * count))
-    return half_s / whole_s
 
 
 def allowed_placements(setup: Setup) -> list[PlacementName]:

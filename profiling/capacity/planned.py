@@ -45,7 +45,10 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     updating = None
     if question.run.trains:
         updating = PlannedUpdate(build, programs, question.options.memory_options)
-    workloads, first = _learned(question, comparison)
+    series = question.series
+    workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
+    begun = comparison.traces[0].layout[0]
+    first = next(split for split in build.layouts if str(split) == begun)
     update = updating.of(workloads, first) if updating else None
     return PlanReport(
         question.command,
@@ -53,7 +56,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         memory_of(build, refused, programs),
         programs,
         compilation.versions if compilation else {},
-        steps_of(machine, question.costs, question.series.draw.sequences),
+        steps_of(machine, question.costs, series.draw.sequences),
         _lengths(question),
         comparison,
         update,
@@ -111,14 +114,6 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
             machine.splits,
             running_counts(sequences),
         )
-
-
-def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
-    """Returns the replayed rollouts, and the layout in which the first adaptive one begins."""
-    series = question.series
-    first = comparison.traces[0].layout[0]
-    workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
-    return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
 def _subject(question: Question) -> PlanSubject:

@@ -30,7 +30,6 @@ from pat_jax.profiling.predict.update_work import (
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
 from pat_jax.training.build import logit_tokens
-from pat_jax.training.roles import Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_memory import fetched_bytes
@@ -162,8 +161,16 @@ class RolePasses:
 
     def apply(self, trainer: Trainer) -> Seconds:
         """Returns the seconds of all optimizer steps of an iteration by this role's `trainer`."""
-        steps = self.built.order.run.updates_per_step
-        return self.times.seconds(self._apply(trainer)).times(steps)
+        params = shard_bytes(trainer.abstract_params)
+        gradients = shard_bytes(trainer.trained.abstract_gradients)
+        work = apply_work(
+            params,
+            gradients,
+            shard_bytes(trainer.state_in_a_step) - params,
+            offloaded=fetched_bytes(trainer),
+            sent=tuple(self._sums_of_groups(gradients)),
+        )
+        return self.times.seconds(work).times(self.built.order.run.updates_per_step)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
         """Returns a device's tokens of a micro-batch; `pairs` counts pairs of query and key."""
@@ -186,18 +193,6 @@ class RolePasses:
             hosts = self._hosts_of_groups
             yield Collective("all-reduce", num_bytes, count, hosts=hosts)
 
-    def _apply(self, trainer: Trainer) -> Work:
-        params = shard_bytes(trainer.abstract_params)
-        optimizer = shard_bytes(trainer.state_in_a_step) - params
-        gradients = shard_bytes(trainer.trained.abstract_gradients)
-        return apply_work(
-            params,
-            gradients,
-            optimizer,
-            offloaded=fetched_bytes(trainer),
-            sent=tuple(self._sums_of_groups(gradients)),
-        )
-
 
 MOVES = "models from the host and back"
 
@@ -208,21 +203,18 @@ class OtherRoles:
 
     built: TargetBuild
 
-    @cached_property
-    def roles(self) -> Roles:
-        return self.built.whole
-
     def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
         """Returns the seconds of each stage by its name, the mean over iterations. All roles read
         the policy's micro-batches; `packed` has those of each iteration."""
         found: dict[str, Seconds] = {}
+        roles = self.built.whole
         for name, model in self.built.order.others.items():
             if name == CRITIC:
                 continue
             what = "scores" if model.head == "scalar" else "log-probabilities"
-            passes = self.passes(name, self.roles.readers[name].held)
+            passes = self.passes(name, roles.readers[name].held)
             found[f"{what} of the {name}"] = _mean([passes.predictions(x) for x in packed])
-        if critic := self.roles.critic:
+        if critic := roles.critic:
             passes = self.passes(CRITIC, critic.trained)
             found["values of the critic"] = _mean([passes.predictions(x) for x in packed])
             gradients = _mean([passes.gradients(x) for x in packed])
@@ -235,13 +227,13 @@ class OtherRoles:
 
     def passes(self, name: str, held: TrainableParams) -> RolePasses:
         """Returns the passes of a role with the parameters `held`."""
-        return RolePasses(self.built, self.roles.models[name].role, held)
+        return RolePasses(self.built, self.built.whole.models[name].role, held)
 
     def memory(self) -> Iterator[RoleMemory]:
         """Yields the memory of each role, also if it waits in host memory between stages."""
-        for trainer in self.roles.trained:
+        for trainer in self.built.whole.trained:
             yield _of_trained(trainer)
-        for name, reader in self.roles.readers.items():
+        for name, reader in self.built.whole.readers.items():
             params = shard_bytes(reader.abstract_params)
             yield RoleMemory(name, params, 0, params if reader.rests else 0)
 

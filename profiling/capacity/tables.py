@@ -80,16 +80,12 @@ def stages(update: Update) -> Table:
     return Table(["", "seconds", *names], rows)
 
 
-def update_parts(memory: UpdateMemory) -> dict[str, float]:
-    """Returns the parts of a device's memory during the update, in GiB, by name."""
+def update_memory(memory: UpdateMemory) -> Table:
+    """Returns a table of the parts of a device's memory during the update, in GiB."""
     names = ["parameters", "optimizer", "gradients", "reference", "base", "drafts", "others"]
     found = {name: getattr(memory, name) for name in names}
     found["temporaries, at least" if memory.is_least else "temporaries"] = memory.temporaries
-    return {name: size / GIB for name, size in found.items() if size}
-
-
-def update_memory(memory: UpdateMemory) -> Table:
-    parts = update_parts(memory)
+    parts = {name: size / GIB for name, size in found.items() if size}
     return Table([*parts, "all"], [[*parts.values(), memory.total / GIB]])
 
 

@@ -5,7 +5,7 @@ computed by arithmetic. Its memory is what the compiler reports, if it was compi
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
@@ -14,23 +14,34 @@ import numpy as np
 from pat_jax.common.text_table import percent
 from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.programs import ProgramChoice
-from pat_jax.config.role_table import POLICY
+from pat_jax.config.role_table import POLICY, REFERENCE
 from pat_jax.engine.sizing.memory import shard_bytes
-from pat_jax.layout.exchange import form_of_update
+from pat_jax.layout.exchange import buffer_rows, form_of_update
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.report import Batches, Update
+from pat_jax.profiling.capacity.report import Batches, Update, UpdateMemory
 from pat_jax.profiling.capacity.role_passes import OtherRoles, Packed, RolePasses
-from pat_jax.profiling.capacity.update_needs import most_needed
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.kernel_model import BYTES
+from pat_jax.profiling.predict.model_sizes import expert_weights
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds
 from pat_jax.profiling.predict.update_work import UpdateWork, checksum_work, transfer_work
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.model_flops import training_flops
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import CRITIC, Trainer
+from pat_jax.training.update_memory import (
+    STEP,
+    fetched_bytes,
+    largest,
+    resident_bytes,
+    resting_bytes,
+    shortage,
+    stages_of,
+    tightness,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class PlannedUpdate:
             target,
             flops,
             flops / update_s / peak,
-            most_needed(self.built, self.programs, self.passes, self.options, target),
+            self._most_needed(target),
             tuple(others.items()),
         )
 
@@ -162,3 +173,96 @@ class PlannedUpdate:
             model = role.policy.config
             once += training_flops(model, lengths, shared, adapter_weights=adapters)
         return self.run.algorithm.num_iterations * once
+
+    def _most_needed(self, target: Split) -> UpdateMemory:
+        """Returns the memory of the largest program of all trained roles, and what would help if it
+        does not fit. One of the programs is the transfer to `target`."""
+        roles = self.built.whole
+        found = []
+        for trainer in roles.trained:
+            role = "" if trainer is roles.policy else CRITIC
+            own = [program for program in self.programs if program.role == role]
+            of_role = roles.models[trainer.title].role
+            passes = replace(self.passes, role=of_role, held=trainer.trained)
+            found.append(_memory(self.built, trainer, passes, own, self.options, target))
+        return max(found, key=lambda memory: memory.total)
+
+
+def _memory(
+    built: TargetBuild,
+    trainer: Trainer,
+    passes: RolePasses,
+    programs: Sequence[CompiledProgram],
+    options: MemoryOptions,
+    target: Split,
+) -> UpdateMemory:
+    limit = int(built.limit)
+    offloaded = fetched_bytes(trainer)
+    taken = _taken_bytes(programs, target)
+    if is_least := not any(key.name == "grad" for key in taken):
+        taken |= _least_taken(trainer, passes)
+    most = largest(stages_of(trainer, taken))
+    is_transfer = "transfer" in most.name
+    resident = resting_bytes(trainer) if is_transfer else resident_bytes(trainer)
+    holds_gradients = most.held > resident and not is_transfer
+    gradients = shard_bytes(trainer.trained.abstract_gradients) if holds_gradients else 0
+    params, state = shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
+    absent = 0 if most.name == STEP else offloaded
+    reader = built.whole.readers.get(REFERENCE)
+    reference = shard_bytes(reader.resident) if reader else 0
+    if trainer.name == CRITIC:
+        most = replace(most, name=f"{most.name} of the critic")
+    return UpdateMemory(
+        most.name,
+        params,
+        state - params - absent,
+        gradients,
+        reference,
+        shard_bytes(trainer.own_base),  # one of another role is among the others
+        most.total - resident - gradients - (offloaded - absent),
+        is_least,
+        limit,
+        shortage(most, limit, options, is_least=is_least),
+        tightness(most, limit, options),
+        offloaded,
+        most.drafts,
+        sum(map(shard_bytes, trainer.others)) - reference,
+    )
+
+
+def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
+    """Returns the bytes that each program takes; of the transfers, only that to `target`."""
+    return {
+        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+        for p in programs
+        if not p.error and (p.name != "transfer" or p.target == target)
+    }
+
+
+def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
+    """Returns the least bytes of an update's programs, for when its gradients were not compiled."""
+    # Offloaded moments, which come for the step alone, may take more than was freed before.
+    gradients = shard_bytes(trainer.trained.abstract_gradients)
+    split = trainer.layout.split
+    tokens = passes.rows(passes.shapes[-1]).tokens
+    model = passes.model
+    # The layers' inputs are always kept for the backward pass.
+    inputs = model.num_layers * tokens * model.embed_dim * passes.itemsize
+    key = Key("grad", split, *passes.shapes[-1])
+    return {key: gradients + inputs + _of_experts(passes), Key("apply", split): 0}
+
+
+def _of_experts(passes: RolePasses) -> int:
+    """Returns the bytes for experts in a layer's backward pass: rows of tokens that are sent to
+    them, or the gathered experts and their gradients."""
+    model = passes.model
+    layout = passes.held.layout
+    if not (layout.ep_dp_axes and model.experts):
+        return 0
+    tokens = passes.rows(passes.shapes[-1]).tokens
+    if tokens <= passes.work.exchanged_tokens:
+        rows = buffer_rows(tokens, model.experts, layout)
+        return rows * model.expert_embed_dim * passes.itemsize
+    of_layer = expert_weights(model) // len(model.sparse_layers)
+    copies = 1 if passes.held.lora else 2
+    return copies * passes.itemsize * of_layer // layout.size(layout.ep_tp_axes)

@@ -4,7 +4,7 @@ Nothing is compiled and no array is made. Temporaries of programs are unknown he
 `planning/memory.py` leaves a tenth of a device to them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -68,18 +68,15 @@ def check_room(order: Order, name: str) -> None:
     lacking = (needs.held(best) - needs.usable) / GIB
     training = f", training {needs.resident / GIB:.3g}" if order.run.trains else ""
     drafts = f", draft model {needs.drafted(best) / GIB:.3g}" if order.draft_model else ""
+    *others, last = list(what_fits(order)) or ["nothing that is known here"]
+    advice = f"{', '.join(others)} or {last}" if others else last
     raise UserError(
         f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
         f"{needs.held(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
         f"{training}, KV cache {needs.pool(best) / GIB:.3g} for one response of full length{drafts}), "
         f"{lacking:.3g} GiB more than the {needs.usable / GIB:.3g} that can be used; "
-        f"{_advice(list(what_fits(order)))}."
+        f"{advice} would fit."
     )
-
-
-def _advice(found: Sequence[str]) -> str:
-    *others, last = found or ["nothing that is known here"]
-    return f"{', '.join(others)} or {last} would fit" if others else f"{last} would fit"
 
 
 def has_room(order: Order) -> bool:

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from pat_jax.common.html.charts import Axis, Line, Plot
+from pat_jax.common.html.charts import Axis, Line, Plot, tp_colour
 from pat_jax.common.html.figure import Figure
-from pat_jax.common.picture_style import tp_colour
 from pat_jax.common.text_table import starred, text_table
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split

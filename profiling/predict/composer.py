@@ -218,21 +218,6 @@ class Composer(LayerTimes):
         sizes = product(rows, lengths)
         return {(split, *at): s for at, s in zip(sizes, step.ravel().tolist(), strict=True)}
 
-    def _drafted_s(
-        self,
-        drafts: Drafts,
-        draft_model: "Composer | None",
-        num_draft_tokens: int,
-        split: Split,
-        rows: int,
-        length: int,
-    ) -> float:
-        """Returns the seconds of a step that verifies drafts, with the passes that propose them."""
-        proposed = draft_model.asked(rows, length) if draft_model else 0.0
-        if drafts.exit_layer:
-            proposed = self.early_exit(split, rows, length, drafts.exit_layer)
-        return self.decode_step(split, rows, length, num_draft_tokens) + num_draft_tokens * proposed
-
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
@@ -241,13 +226,22 @@ class Composer(LayerTimes):
         splits = tuple(buckets.rows)
         lengths = buckets.lengths
         decode, verify = {}, {}
+
+        def drafted(num_draft_tokens: int, split: Split, rows: int, length: int) -> float:
+            """Returns the seconds to verify drafts, with the passes that propose them."""
+            proposed = draft_model.asked(rows, length) if draft_model else 0.0
+            if drafts.exit_layer:
+                proposed = self.early_exit(split, rows, length, drafts.exit_layer)
+            verified = self.decode_step(split, rows, length, num_draft_tokens)
+            return verified + num_draft_tokens * proposed
+
         for split, rows in buckets.rows.items():
             decode |= self._steps(split, rows, lengths, self.decode_step)
-            for num_draft_tokens in drafts.num_draft_tokens:
-                verifying = [n for n in rows if num_draft_tokens in drafts.of(n)]
-                drafted = partial(self._drafted_s, drafts, draft_model, num_draft_tokens)
-                steps = self._steps(split, verifying, lengths, drafted) if verifying else {}
-                verify |= {(*at, num_draft_tokens): seconds for at, seconds in steps.items()}
+            for n in drafts.num_draft_tokens:
+                verifying = [count for count in rows if n in drafts.of(count)]
+                drafting = partial(drafted, n)
+                steps = self._steps(split, verifying, lengths, drafting) if verifying else {}
+                verify |= {(*at, n): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(a, b, kind): self.migrate(a, b) for a, b in pairs for kind in ROUNDS}
         rounds |= {(one, one, ROUNDS[0]): self._shift(one) for one in splits if one.dp > 1}

@@ -125,7 +125,9 @@ class UpdateWork:
         multiplied, attended, seen = (
             1 + (self.remat in remats) for remats in (KEEP_NO_PRODUCT, KEEP_LEAST, KEEP_LESS)
         )
-        again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
+        # No gradient needs the results of the last products of MLPs and experts.
+        last = 2.0 * rows.tokens * last_weights(self.model)
+        again = (multiplied - 1) * (forward.flops - last)
         # Gradients of inputs and, if weights are trained, of weights.
         backward = 2 if adapters is None else 1
         # Logits are always recomputed (`rl/algorithm/logprobs.py`), the values of a scalar head not.
@@ -169,11 +171,6 @@ class UpdateWork:
     def _head_bytes(self, rows: Rows, each: int) -> float:
         chunks = -(-rows.tokens // self.logit_tokens) if self.logit_tokens else 0
         return float(chunks * each * self._head)
-
-    def _last_products(self, tokens: int) -> float:
-        """Returns the operations of the last products of MLPs and experts, whose results no
-        gradient needs."""
-        return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
         """Returns operations and bytes of attention. A pass moves queries, results, keys and

@@ -112,10 +112,16 @@ def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Compa
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
     drafting = None
     if machine.drafts.longest:
-        one = _with_drafts(planner, machine)
+        believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
+        one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
         drafting = _summed(DRAFTING, _learning(workloads, one, machine))
     adaptive = _learning(workloads, planner, machine)
-    static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
+    static: dict[Split, list[RolloutReport]] = {}
+    for split in machine.splits:
+        fixed: Planner = FixedLayout(split)
+        if machine.truth.shift_round(split) < math.inf:  # sequences move to even out its replicas
+            fixed = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
+        static[split] = [replay(workload, fixed, machine) for workload in workloads]
     return Comparison(
         _summed(ADAPTIVE, adaptive),
         tuple(_summed(str(split), done) for split, done in static.items()),
@@ -139,12 +145,6 @@ def _first_planner(machine: Machine, lengths: ResponseLengths, series: Series) -
     return CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
 
 
-def _with_drafts(planner: CostModelPlanner, machine: Machine) -> CostModelPlanner:
-    """Returns a planner that uses the machine's drafts, and knows no acceptance yet."""
-    believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
-    return replace(planner, acceptance=believed, drafts=machine.drafts.limits)
-
-
 def _learning(
     workloads: Sequence[Workload], planner: CostModelPlanner, machine: Machine
 ) -> list[RolloutReport]:
@@ -159,17 +159,6 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
     """Returns `lengths` after the responses of `workload`, whose prompts do not occur again."""
     responses = workload.responses
     return lengths.updated(responses, responses >= workload.cap, workload.prompt_id)
-
-
-def _static(
-    split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
-) -> list[RolloutReport]:
-    """Replays all rollouts in one layout. Sequences move to even out its replicas if such moves
-    were measured."""
-    planner: Planner = FixedLayout(split)
-    if machine.truth.shift_round(split) < math.inf:
-        planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
-    return [replay(workload, planner, machine) for workload in workloads]
 
 
 def _summed(name: str, replays: Sequence[RolloutReport]) -> System:

@@ -86,7 +86,9 @@ def _of_csv(path: Path, text: str) -> Elements:
     header, first = rows[0]
     names = [cell.strip() for cell in first]
     if len(names) == 1:
-        yield from ((where, row[0]) for where, row in rows[_is_name(names[0]) :])
+        # A header is a word, not a number gone wrong.
+        is_header = names[0].isidentifier() and names[0].lower() not in ("nan", "inf", "infinity")
+        yield from ((where, row[0]) for where, row in rows[is_header:])
         return
     if not set(LENGTHS) & set(names):
         raise UserError(
@@ -100,11 +102,6 @@ def _of_csv(path: Path, text: str) -> Elements:
                 "first line."
             )
         yield where, dict(reversed([*zip(names, row, strict=True)]))  # of equal names the first
-
-
-def _is_name(text: str) -> bool:
-    """Returns whether `text` is the header of a column: a word, not a number gone wrong."""
-    return text.isidentifier() and text.lower() not in ("nan", "inf", "infinity")
 
 
 def _of_json(path: Path, text: str) -> Elements:

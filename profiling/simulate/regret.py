@@ -61,7 +61,8 @@ class _AsTaken(Planner):
         return self.first
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        done = self._switches_done(load)
+        step = load.step + self.slack
+        done = sum(load.running <= x.running and x.step <= step for _, x in self.path)
         split = self.first
         below = MIGRATE_ALL
         if done:
@@ -83,10 +84,6 @@ class _AsTaken(Planner):
         if not options or least is None or fullest <= least.fullest[1]:
             return None
         return min(options, key=lambda replica: abs(_fullest(replica) - least.fullest[1]))
-
-    def _switches_done(self, load: Load) -> int:
-        step = load.step + self.slack
-        return sum(load.running <= x.running and x.step <= step for _, x in self.path)
 
     def _moves(self, done: int) -> list[Move]:
         """Returns the moves after the first `done` switches and before the next one."""

@@ -9,7 +9,7 @@ import pytest
 
 from pat_jax.common.timeline import Timeline, recorded, stage
 from pat_jax.config.command_line import parse
-from pat_jax.run.logging.stage_log import StageLog
+from pat_jax.run.logging.stage_log import log_stages
 from pat_jax.run.roles.places import Places
 
 DEVICES = jax.devices()[:4]
@@ -30,15 +30,15 @@ def timeline() -> Timeline:
 
 
 def test_the_log_has_the_seconds_of_each_stage(timeline: Timeline, caplog):
-    log = StageLog(timeline, Places.of(parse(("--placement", "separate")).placement, DEVICES))
+    places = Places.of(parse(("--placement", "separate")).placement, DEVICES)
     with caplog.at_level(logging.INFO):
-        seconds = log.note(3)
+        seconds = log_stages(timeline, places, 3)
     assert caplog.messages == [
         "step 3: rollout 10 s, scores of the reward model 3 s, update of the policy 2 s, "
         "weights to the rollout 2 s"
     ]
     assert seconds["scores of the reward model"] == pytest.approx(3.0)
-    assert log.note(4) == {}
+    assert log_stages(timeline, places, 4) == {}
 
 
 def test_stages_of_all_threads_are_recorded_until_they_are_taken():

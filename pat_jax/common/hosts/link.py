@@ -108,8 +108,12 @@ class Link:
         """Sends a message to every peer that has not left."""
         written = wire.to_bytes(message)
         for peer in self.peers:
-            if not peer.has_left:
-                self._try_send(peer, written)
+            if peer.has_left:
+                continue
+            try:
+                peer.send(written)
+            except OSError as error:
+                self._give_up(peer, f"cannot be reached ({error})")
 
     def post(self, message: Message) -> None:
         """Has another thread send the message soon: a signal handler must not wait."""
@@ -119,12 +123,6 @@ class Link:
         """Says goodbye; from now on no peer counts as lost."""
         self._is_over = True
         self.send(Message("bye"))
-
-    def _try_send(self, peer: Peer, written: bytes) -> None:
-        try:
-            peer.send(written)
-        except OSError as error:
-            self._give_up(peer, f"cannot be reached ({error})")
 
     def _listen(self, peer: Peer) -> None:
         try:

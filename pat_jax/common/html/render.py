@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pat_jax.common.picture_style import COMPUTED, layout_colour
+from pat_jax.common.html.charts import COMPUTED, layout_colour
 from pat_jax.common.text_table import percent, shown, text_table
 
 if TYPE_CHECKING:

@@ -10,9 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from pat_jax.common.files import replace_text
-from pat_jax.common.html.charts import Axis, Band, Line, Plot, Points
+from pat_jax.common.html.charts import (
+    COMPUTED,
+    Axis,
+    Band,
+    Line,
+    Plot,
+    Points,
+    colour,
+    layout_colour,
+)
 from pat_jax.common.html.figure import Figure
-from pat_jax.common.picture_style import COMPUTED, colour, layout_colour
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 
 HEADROOM = 1.4  # height of the chart over that of the curve: the names of the layouts are above

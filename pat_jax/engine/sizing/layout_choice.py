@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.rules import check, check_context
+from pat_jax.common.rules import check_context
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import LayoutChoice
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
@@ -35,11 +35,8 @@ def check_lengths(rollout: RolloutConfig, model: ModelConfig, name: str) -> None
 
 def check_vocabulary_options(rollout: RolloutConfig, model: ModelConfig) -> None:
     """Raises OptionError if top_k is larger than the model's vocabulary."""
-    at_most = (
-        lambda x: x <= model.vocab_size,
-        f"at most the {model.vocab_size:,} tokens of the model",
-    )
-    check(rollout, "top_k", at_most, "rollout.")
+    expected = f"at most the {model.vocab_size:,} tokens of the model"
+    rollout.need("top_k", rollout.top_k <= model.vocab_size, expected)
 
 
 def check_batch(rollout: RolloutConfig, layouts: dict[Split, Layout]) -> None:

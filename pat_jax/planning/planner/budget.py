@@ -66,7 +66,3 @@ class RegretBudget:
         float[layouts]."""
         predicted_s = self.spent_s(correction) + remaining_s
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
-
-    def must_save(self, cost_s: float) -> float:
-        """Returns the seconds that a switch past the budget must save beyond its cost."""
-        return MULTIPLE * cost_s

@@ -125,7 +125,11 @@ class _Prospects:
     def of(
         cls, load: Load, lengths: LengthModel, moments: np.ndarray, current: Split | None
     ) -> "_Prospects":
-        classes, survive = _survival(load, lengths, moments)
+        # Nothing runs past its limit; where that lies between two moments does not matter.
+        num_alive = np.searchsorted(moments, load.remaining_tokens)
+        kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
+        classes = SequenceClasses.of(load, kind, MAX_CLASSES)
+        survive = lengths.survival(classes.generated, classes.remaining_tokens, moments)
         count = classes.count.astype(float)
         context = classes.context
         mean = classes.mean_context
@@ -177,7 +181,9 @@ class _Prospects:
 
     def fullest(self, dp: int, current: Split | None, rows_vary: bool) -> np.ndarray:
         """Returns running sequences of the fullest of `dp` replicas, float[outcomes, moments]."""
-        members = _in_replicas(self.count, dp, current)
+        members = self.count.sum(axis=0, keepdims=True) / dp  # dealt out anew
+        if current is not None and current.dp >= dp:
+            members = _merged(self.count, current.dp, dp)  # replicas that exist, or merge
         now = members[:, : self.num_running]
         most = now.sum(axis=1).max()  # none is ever fuller than now
         expected = np.minimum(_fullest(members, self.survive, self.variance, dp), np.ceil(most))
@@ -192,28 +198,10 @@ class _Prospects:
         return np.minimum(expected, np.ceil(total.sum() / dp))
 
 
-def _survival(
-    load: Load, lengths: LengthModel, moments: np.ndarray
-) -> tuple[SequenceClasses, np.ndarray]:
-    """Returns classes of sequences, and P(a member runs), float64[classes, moments]."""
-    # Nothing runs past its limit; where that lies between two moments does not matter.
-    num_alive = np.searchsorted(moments, load.remaining_tokens)
-    kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
-    classes = SequenceClasses.of(load, kind, MAX_CLASSES)
-    return classes, lengths.survival(classes.generated, classes.remaining_tokens, moments)
-
-
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
     """Returns steps from now, 0 to `horizon`: denser near the present, where decisions are."""
     grid = np.linspace(0, 1, num_moments + 1) ** 2
     return np.unique(np.round(horizon * grid).astype(int))
-
-
-def _in_replicas(count: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
-    """Returns the members of each class in `dp` replicas, or in one replica that stands for all."""
-    if current is not None and current.dp >= dp:
-        return _merged(count, current.dp, dp)  # replicas that exist, or merge
-    return count.sum(axis=0, keepdims=True) / dp  # dealt out anew
 
 
 def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.balance import Unevenness, balance_plan, balance_seconds
-from pat_jax.planning.planner.budget import RegretBudget
+from pat_jax.planning.planner.budget import MULTIPLE, RegretBudget
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
@@ -148,7 +148,11 @@ class CostModelPlanner(Planner):
         why = f"{current} to {self.splits[there]} at {running} running in the fullest replica: {saves}"
         if pays and at == 0:
             if self._may_switch(costs, here, path, total):
-                return self._switch(load, costs, (here, there), stay, total, why)
+                pair = here, there
+                reshard_s = float(self._dense().reshard[pair])
+                plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reshard_s)
+                predicted = {"predicted_saving_s": stay - total, "predicted_remaining_s": total}
+                return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
             pays = False
             saves = f"{saves}, too little past the budget"
         if pays:
@@ -256,7 +260,7 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Returns whether a switch is in the budget, or saves `must_save` by `sober_factors`."""
+        """Returns whether a switch is in the budget, or saves enough by `sober_factors`."""
         account = self._regret_budget
         cost = float(costs.switch[0, here, path[0]])
         assert account is not None
@@ -268,15 +272,7 @@ class CostModelPlanner(Planner):
         # The path without this switch stays here until its next switch.
         is_later = np.logical_or.accumulate(path != path[0])
         without = soberly.seconds(here, np.where(is_later, path, here))
-        return without - soberly.seconds(here, path) >= account.must_save(cost)
-
-    def _switch(
-        self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
-    ) -> Plan:
-        reshard_s = float(self._dense().reshard[pair])
-        plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reshard_s)
-        predicted = {"predicted_saving_s": stay - total, "predicted_remaining_s": total}
-        return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
+        return without - soberly.seconds(here, path) >= MULTIPLE * cost
 
     def _dense(self) -> CostTables:
         """Returns the latency model's tables as arrays, without its correction by this run."""

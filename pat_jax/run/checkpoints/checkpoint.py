@@ -105,7 +105,7 @@ class Checkpointer:
         if short := us.agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
-        self._pending = step, self._writer.submit(self._finish)
+        self._pending = step, self._writer.submit(self._manager.wait_until_finished)
         if not us.is_alone:
             self.wait()  # the others would not learn of a failure in one process's background
 
@@ -148,7 +148,10 @@ class Checkpointer:
             self._abandon(step, min(found)[1], error)
 
     def _abandon(self, step: int, why: str, error: BaseException | None) -> NoReturn:
-        self._clear(step)
+        self._close_manager()  # an open manager would wait for the failed save again
+        if process_group().is_first:  # the next save may need the space
+            for path in self._directory.glob(f"{step}{UNFINISHED}*"):
+                shutil.rmtree(path, ignore_errors=True)
         log.error("the checkpoint of step %d was not written: %s", step, error or why)
         raise self._failure(step, why) from error
 
@@ -215,23 +218,12 @@ class Checkpointer:
     def _damaged(self) -> Path:
         return self._directory.with_name(DAMAGED)
 
-    def _finish(self) -> None:
-        self._manager.wait_until_finished()
-
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()
         stays = f"the one of step {kept} stays" if kept is not None else "there is none before it"
         return SaveError(
             f"the checkpoint of step {step} was not written to {self._directory} ({why}): {stays}"
         )
-
-    def _clear(self, step: int) -> None:
-        """Deletes what a failed save has left: the next one may need the space."""
-        self._close_manager()  # an open manager would wait for the failed save again
-        if not process_group().is_first:
-            return
-        for path in self._directory.glob(f"{step}{UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
 
     def _move_strays(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -93,8 +93,9 @@ def describe(metrics: Mapping[str, Any]) -> str:
     templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
     known = {name: x for name, x in metrics.items() if not (isinstance(x, float) and math.isnan(x))}
     parts = [text.format(known[name]) for name, text in templates.items() if name in known]
-    if "reward/mean" in known and (by_function := _rewards(known)):
-        parts[:1] = [f"{parts[0]} ({by_function})"]
+    if "reward/mean" in known and (names := _functions(known)):
+        means = ", ".join(f"{name} {known[f'reward/{name}/mean']:.3f}" for name in names)
+        parts[:1] = [f"{parts[0]} ({means})"]
     if stages := [f"{name} {seconds:6.2f}" for name, seconds in _stages(metrics).items()]:
         parts.append(f"{', '.join(stages)} s")
     if layouts := metrics.get("rollout/layouts"):
@@ -181,11 +182,6 @@ def _functions(metrics: Mapping[str, Any]) -> list[str]:
     paths = [name.split("/") for name in metrics if name.startswith("reward/")]
     names = [path[1] for path in paths if len(path) == 3 and path[2] == "mean"]
     return names if len(names) > 1 else []
-
-
-def _rewards(metrics: Mapping[str, Any]) -> str:
-    """Returns the mean score of each reward function, or "" if there is only one."""
-    return ", ".join(f"{name} {metrics[f'reward/{name}/mean']:.3f}" for name in _functions(metrics))
 
 
 def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:

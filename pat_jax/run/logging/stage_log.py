@@ -12,34 +12,21 @@ LEAST = 1e-3  # share of an iteration that a part of a stage must take to be cou
 log = logging.getLogger(__name__)
 
 
-class StageLog:
-    """Logs the seconds of each stage of an iteration."""
-
-    def __init__(self, timeline: Timeline, places: Places):
-        self._timeline = timeline
-        self._places = places
-
-    def note(self, step: int) -> Mapping[str, float]:
-        """Logs the stages since the last call, those of iteration `step`. Returns the seconds by
-        the name of the stage."""
-        spans = self._timeline.take()
-        if self._places.is_split:
-            spans = _of_all_processes(spans, self._places)
-        seconds = seconds_of(spans)
-        stages = ", ".join(f"{name} {taken:.3g} s" for name, taken in seconds.items())
-        log.info("step %d: %s", step, stages)
-        return seconds
-
-
-def seconds_of(spans: Sequence[Span]) -> Mapping[str, float]:
-    """Returns the seconds of each stage, summed over its parts, without parts below `LEAST`."""
+def log_stages(timeline: Timeline, places: Places, step: int) -> Mapping[str, float]:
+    """Logs the stages since the last call, those of iteration `step`. Returns the seconds by the
+    name of the stage, summed over its parts. Parts below `LEAST` are left out."""
+    spans = timeline.take()
+    if places.is_split:
+        spans = _of_all_processes(spans, places)
     begin = min((span.begin_s for span in spans), default=0.0)
     whole = max((span.end_s for span in spans), default=0.0) - begin
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for span in spans:
         if (taken := span.end_s - span.begin_s) >= LEAST * whole:
-            found[span.name] = found.get(span.name, 0.0) + taken
-    return found
+            seconds[span.name] = seconds.get(span.name, 0.0) + taken
+    stages = ", ".join(f"{name} {taken:.3g} s" for name, taken in seconds.items())
+    log.info("step %d: %s", step, stages)
+    return seconds
 
 
 def _of_all_processes(spans: Sequence[Span], places: Places) -> list[Span]:

@@ -7,12 +7,10 @@ Knows the run's folder and the export's. Does not know the formats
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -27,7 +25,7 @@ from pat_jax.config.lora import LoraConfig
 from pat_jax.config.role_table import CRITIC, POLICY
 from pat_jax.models.checkpoints.hf_export import attend, check_export, export
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
-from pat_jax.models.policy import Params, Policy
+from pat_jax.models.policy import Policy
 from pat_jax.run.roles.role_params import by_name
 from pat_jax.training.rest import fetched
 from pat_jax.training.role_model import RoleModel
@@ -111,25 +109,33 @@ def export_role(
     if trained is None or not trained.export_dir:
         return
     if isinstance(trained.lora, LoraConfig) and trained.lora.export == "adapter":
-        write = partial(_write_adapter, held, params, base)
+
+        def write(directory: Path, is_writer: bool) -> None:
+            host = jax.tree.map(on_host, params)  # by all processes
+            if is_writer:
+                assert held.lora  # the options were checked
+                export_adapter(directory, held.lora, host, base=base)
+
     else:
         policy = held.policy
         whole = held.whole(held.frozen, params)
-        if role.name == CRITIC:
-            policy, whole = _with_head_bias(policy, whole)
+        if role.name == CRITIC:  # its head is written with a bias, of zero if it has none
+            policy = Policy.from_config(replace(policy.config, head_bias=True))
+            whole = by_name(whole, policy.abstract_params)
         if tokenizer_dir is None and is_checkpoint(base):
             tokenizer_dir = Path(local_checkpoint(base, weights=False))
-        write = partial(_write_merged, policy, whole, model.dtype, tokenizer_dir, padding)
+        tokenizer = tokenizer_dir
+
+        def write(directory: Path, is_writer: bool) -> None:
+            if is_writer:
+                dtype = model.dtype
+                export(directory, policy, whole, dtype, tokenizer_dir=tokenizer, padding=padding)
+            else:
+                attend(policy, whole, model.dtype)
+
     note = Path(run_dir) / _NOTES[role.name]
     folder = Path(trained.export_dir)
     _export(f"the {role.name}", folder, note, step, write, held.layout.devices)
-
-
-def _with_head_bias(policy: Policy, params: Params) -> tuple[Policy, Params]:
-    """Returns a model with a scalar head, adapters attached or not, with a bias of the head. The
-    bias is zero if it had none."""
-    biased = Policy.from_config(replace(policy.config, head_bias=True))
-    return biased, by_name(params, biased.abstract_params)
 
 
 def _export(
@@ -163,30 +169,6 @@ def _export(
             f"{what} of step {step} was not written to {directory} ({error.strerror or error}): the "
             "checkpoints have it; make room, then write it with --resume."
         ) from None
-
-
-def _write_merged(
-    policy: Policy,
-    params: Params,
-    dtype: jnp.dtype,
-    tokenizer_dir: Path | None,
-    padding: tuple[int, str] | None,
-    directory: Path,
-    is_writer: bool,
-) -> None:
-    if is_writer:
-        export(directory, policy, params, dtype, tokenizer_dir=tokenizer_dir, padding=padding)
-    else:
-        attend(policy, params, dtype)
-
-
-def _write_adapter(
-    held: TrainableParams, params: Leaves, base: str, directory: Path, is_writer: bool
-) -> None:
-    host = jax.tree.map(on_host, params)  # by all processes
-    if is_writer:
-        assert held.lora  # the options were checked
-        export_adapter(directory, held.lora, host, base=base)
 
 
 def _written(note: Path, directory: str | Path) -> int | None:

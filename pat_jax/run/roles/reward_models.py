@@ -6,7 +6,7 @@ Knows options and checkpoints. Does not know when responses are scored, nor how 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -18,14 +18,13 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.buckets import ladder, largest_length
-from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel, gib
-from pat_jax.rl.batches.packing import Shape, shapes
+from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.text.scored_text import check_template
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
@@ -81,15 +80,8 @@ def build_reward_models(
         if role.devices == "reward":
             one = find_reward_model(role, f"option --reward is {role.name!r}", _OTHERWISE)
             longest = _max_length(options, role.source, one.shape, rollout.max_length)
-            found[role.name] = one.handle(options, Texts(longest, number), devices, division)
+            found[role.name] = one.handle(options, longest, number, devices, division)
     return found
-
-
-class Texts(NamedTuple):
-    """Size of the batch of texts that a reward model reads at once."""
-
-    max_length: int  # tokens of the longest text
-    number: int
 
 
 @dataclass(frozen=True)
@@ -109,22 +101,26 @@ class FoundRewardModel:
     def handle(
         self,
         options: RewardModelOptions,
-        texts: Texts,
+        max_length: int,
+        number: int,
         devices: Sequence[Device],
         division: Division,
     ) -> RewardRole:
-        """Returns the model with what scores texts. Nothing is compiled or loaded yet."""
+        """Returns the model with what scores texts, `number` of them at once, the longest of
+        `max_length` tokens. Nothing is compiled or loaded yet."""
         policy = Policy.from_config(padded_for(devices, self.shape))
         dtype = DTYPES[self.role.compute.dtype]
         layout = layout_of(policy.config, devices, dtype, division)
         model = RoleModel(self.role, policy, layout)
-        shapes = _shapes(options, texts, layout)
-        scorer = TextScorer(model.reader(shapes), shapes)
+        longest = largest_length(max_length, ROW_UNIT)
+        buckets = ladder(min(SHORTEST_ROW, longest), longest)
+        rows = shapes(buckets, options.tokens_per_micro_batch, layout.split.dp, number)
+        scorer = TextScorer(model.reader(rows), rows)
         scores = RewardModel(
             self.role.name,
             self.tokenizer,
             scorer,
-            max_length=texts.max_length,
+            max_length=max_length,
             pad_id=self.pad_id,
             fills=scorer.fills,
         )
@@ -170,12 +166,6 @@ def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, long
     expected = f"at most the {context:,} tokens of the context of {name!r}"
     require(asked <= context, "reward_model.max_length", asked, expected)
     return asked
-
-
-def _shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:
-    longest = largest_length(texts.max_length, ROW_UNIT)
-    buckets = ladder(min(SHORTEST_ROW, longest), longest)
-    return shapes(buckets, options.tokens_per_micro_batch, layout.split.dp, texts.number)
 
 
 def resident_of(models: RewardModels) -> list[Any]:

@@ -20,7 +20,6 @@ from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.run.roles.places import Places
 from pat_jax.training.build import DTYPES
 from pat_jax.training.role_model import RoleModel
 
@@ -61,16 +60,6 @@ def layout_of(
     least = next(iter(chain.values()))
     layout = chain.get(like, least) if like else least
     return with_usable_kernels(layout, model, page_size=division.page_size, dtype=dtype)
-
-
-def models_of(
-    table: Sequence[Role], policy: RoleModel, places: Places, division: Division, longest: int
-) -> list[RoleModel]:
-    """Returns the policy and the models that read its batches; reward models read texts. The other
-    arguments and errors are those of `model_of`."""
-    others = (role for role in table[1:] if role.devices != "reward")
-    found = (model_of(role, policy, places[role.devices], division, longest) for role in others)
-    return [policy, *found]
 
 
 def model_of(

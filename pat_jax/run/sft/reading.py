@@ -1,22 +1,19 @@
 """Reads the examples or pairs of a run, by its options. All mistakes in files are found here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.fine_tuning import FineTuning, HeldoutConfig
 from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.data.example_reader import ExampleReader, PairReader
-from pat_jax.rl.data.examples import Each, Example, Examples, Pair
+from pat_jax.rl.data.examples import Examples
 from pat_jax.rl.data.schemas import ExampleSchema, PairSchema
 from pat_jax.rl.data.text_reader import TextRows
 from pat_jax.run.sft.inputs import find_data, load_tokenizer, padding_of
 from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
 
-Each_co = TypeVar("Each_co", bound=Example | Pair, covariant=True)
+Reader = ExampleReader | PairReader
 _LIMIT = "--max_length"  # the option that limits lengths
 
 
@@ -58,10 +55,8 @@ def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    found = _read(config.eval, data.files, reader)
-    rows = found.evaluated.heldout
-    per_byte = rows.tokens_per_byte if isinstance(rows, TextRows) else None
-    train, heldout, note = found.parts(config.seed)
+    train, heldout, note, every = _read(config.eval, data.files, reader, config.seed)
+    per_byte = every.tokens_per_byte if isinstance(every, TextRows) else None
     return ExampleLessons(train, heldout, note, per_byte)
 
 
@@ -77,7 +72,7 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    train, heldout, note = _read(config.eval, data.files, reader).parts(config.seed)
+    train, heldout, note, _ = _read(config.eval, data.files, reader, config.seed)
     has_margin = any(pair.margin for pair in (*train, *heldout))
     center = config.center_rewards_coefficient
     return RewardLessons(train, heldout, note, center, has_margin)
@@ -93,41 +88,14 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
         option=_LIMIT,
         bad_rows=data.bad_rows,
     )
-    train, heldout, note = _read(config.eval, data.files, reader).parts(config.seed)
+    train, heldout, note, _ = _read(config.eval, data.files, reader, config.seed)
     return PreferenceLessons(train, heldout, note, config.beta, config.label_smoothing)
 
 
-@runtime_checkable
-class _Split(Protocol[Each_co]):
-    """Training and held-out data that a reader found; `str` of it tells the counts."""
-
-    @property
-    def train(self) -> Sequence[Each_co]: ...
-    @property
-    def heldout(self) -> Sequence[Each_co]: ...
-
-
-@runtime_checkable
-class _Reader(Protocol[Each_co]):
-    def read(self, paths: Sequence[Path], heldout_share: float) -> _Split[Each_co]: ...
-
-
-@dataclass(frozen=True)
-class _Found(Generic[Each]):
-    read: _Split[Each]
-    evaluated: _Split[Each]
-    num_evaluated: int  # at most
-
-    def parts(self, seed: int) -> tuple[Examples[Each], list[Each], str]:
-        """Returns the first three fields of `Lessons`."""
-        train = Examples(self.read.train, seed=seed)
-        told = [str(self.read)]
-        if self.evaluated is not self.read:
-            told.append(f"eval.data, {self.evaluated}")
-        return train, _spread(self.evaluated.heldout, self.num_evaluated), "\n".join(told)
-
-
-def _read(asked: HeldoutConfig, names: Sequence[str], reader: _Reader[Each]) -> _Found[Each]:
+def _read(
+    asked: HeldoutConfig, names: Sequence[str], reader: Reader, seed: int
+) -> tuple[Examples, list, str, Sequence]:
+    """Returns the first three fields of `Lessons`, and everything that was held out."""
     files = find_data("data", names)
     heldout = asked.data
     evaluated_files = find_data("eval.data", heldout, split="test")
@@ -144,10 +112,8 @@ def _read(asked: HeldoutConfig, names: Sequence[str], reader: _Reader[Each]) -> 
             f"there is nothing to evaluate ({evaluated}): expected at least one held-out example; use "
             "more data, raise --eval.share, give --eval.data, or take --eval.every 0."
         )
-    return _Found(read, evaluated, asked.num_examples if asked.every else 0)
-
-
-def _spread(heldout: Sequence[Each], most: int) -> list[Each]:
-    """Returns up to `most` held-out items, evenly spread over all files."""
-    count = min(most, len(heldout))
-    return [heldout[i * len(heldout) // count] for i in range(count)]
+    note = f"{read}\neval.data, {evaluated}" if heldout else str(read)
+    every = evaluated.heldout
+    count = min(asked.num_examples, len(every)) if asked.every else 0
+    spread = [every[i * len(every) // count] for i in range(count)]  # evenly over all files
+    return Examples(read.train, seed=seed), spread, note, every

@@ -57,7 +57,9 @@ def announce(setup: Setup, progress: Progress) -> None:
             lora=lora,
         )
     )
-    if places := setup.describe_places():
+    roles = {model.role.devices for model in setup.roles.models.values()}
+    scoring = ["reward"] * bool(setup.reward_models)
+    if places := setup.places.describe({"rollout", *roles, *scoring}):
         progress.print(places)
     layouts = ", ".join(map(str, setup.layouts))
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")

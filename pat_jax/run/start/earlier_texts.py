@@ -52,45 +52,38 @@ class EarlierIterations:
 
 
 def earlier_iterations(
-    run_dir: str, task: Task, rollout: RolloutConfig, text_room: int
+    run_dir: str,
+    task: Task,
+    rollout: RolloutConfig,
+    text_room: int,
+    step: int,
+    notify: Callable[[str], None],
 ) -> EarlierIterations:
-    """Returns an empty store for a run.
+    """Returns the responses of earlier iterations if the run resumes after `step`, else an empty
+    store. Notifies the user of what drafts are copied from.
 
     Args:
       text_room: most tokens of a prompt's earlier responses that a drafter reads.
     """
-    of_prompt = min(text_room, _share(task.train.num_different, rollout))
+    # An equal share for each prompt of an epoch, and at least one response.
+    prompts = task.train.num_different
+    share = MOST_TOKENS // prompts if prompts else MOST_TOKENS
+    one = rollout.max_completion_length + BESIDE
+    of_prompt = min(text_room, max(share - rollout.max_prompt_length, one))
     empty = EarlierResponses(MOST_TOKENS, of_prompt, BESIDE)
     files = SideFiles(Path(run_dir), FOLDER, "responses of earlier iterations")
-    return EarlierIterations(files, task.tokenizer.checksum, empty)
-
-
-def _share(prompts_of_an_epoch: int | None, rollout: RolloutConfig) -> int:
-    """Returns how many tokens are kept for a prompt: an equal share for each prompt of an epoch,
-    and at least one response."""
-    share = MOST_TOKENS // prompts_of_an_epoch if prompts_of_an_epoch else MOST_TOKENS
-    return max(share - rollout.max_prompt_length, rollout.max_completion_length + BESIDE)
-
-
-def recall(
-    earlier: EarlierIterations, step: int, num_generations: int, notify: Callable[[str], None]
-) -> None:
-    """Restores the responses of earlier iterations if the run resumes after `step`. Notifies the
-    user of what drafts are copied from."""
+    earlier = EarlierIterations(files, task.tokenizer.checksum, empty)
     if step and (lost := earlier.restore(step)):
         notify(lost)
-    notify(describe_sources(num_generations, earlier.responses))
-
-
-def describe_sources(num_generations: int, earlier: EarlierResponses) -> str:
-    """Returns a sentence on what drafts of a run are copied from, and what is missing."""
     own = "drafts are copied from a response's own text"
-    others = num_generations - 1
+    others = rollout.num_generations - 1
     siblings = f"{others} to its prompt" if others else "none to its prompt (one is sampled)"
     before = "none of earlier iterations yet"
-    if len(earlier):
-        before = f"{earlier.num_responses:,} of earlier iterations to {len(earlier):,} prompts"
-    return f"{own}, and from other responses: {siblings}, {before}"
+    if count := len(earlier.responses):
+        number = earlier.responses.num_responses
+        before = f"{number:,} of earlier iterations to {count:,} prompts"
+    notify(f"{own}, and from other responses: {siblings}, {before}")
+    return earlier
 
 
 def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,11 @@ _SECTIONS = ("data", "eval")
 Paths = Callable[[Sequence[str]], tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class _Rows:
-    label: str  # name of the rows in messages
-    content: bytes  # of the file of rows
-
-
 class GivenRows:
     """The given rows of one run, by file name. A name contains a checksum of the rows."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, _Rows] = {}
+        self._rows: dict[str, tuple[str, bytes]] = {}  # the label in messages, and the content
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Takes the rows out of the options. Returns the options with file names in their place.
@@ -57,7 +50,7 @@ class GivenRows:
     def _add(self, option: str, content: bytes) -> str:
         folder = hashlib.sha256(content).hexdigest()[:16]
         name = f"{ROWS}/{folder}/{_FILES[option]}"
-        self._rows[name] = _Rows(f"{option}=[...]", content)
+        self._rows[name] = f"{option}=[...]", content
         return name
 
     @contextmanager
@@ -97,11 +90,11 @@ class GivenRows:
     def _write(self, files: Mapping[str, Path]) -> None:
         for name, path in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_bytes(path, self._rows[name].content)
+            replace_bytes(path, self._rows[name][1])
 
     def _worded(self, sentence: str, files: Mapping[str, Path]) -> str:
         for name, path in files.items():
-            label = self._rows[name].label
+            label, _ = self._rows[name]
             sentence = sentence.replace(f"{path}, line ", f"{label}, row ")
             sentence = sentence.replace(str(path), label)
         return sentence

@@ -9,7 +9,6 @@ from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import Acceptance
@@ -61,20 +60,17 @@ def cost_planner(
     is_frozen: bool = False,
 ) -> CostModelPlanner:
     specs = engine.specs
+    drafts = specs.drafts
+    unseen = Acceptance.unseen(is_generated=drafts.is_generated)
     return CostModelPlanner(
         tuple(engine.layouts),
         latency.on(specs.buckets.rows, specs.buckets.lengths),
         lengths,
         is_frozen=is_frozen,
         memory=memory,
-        acceptance=unseen_acceptance(specs.drafts),
-        drafts=specs.drafts.limits,
+        acceptance=unseen if drafts.num_draft_tokens else None,
+        drafts=drafts.limits,
     )
-
-
-def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
-    """Returns the acceptance assumed before any draft was verified, or None without drafts."""
-    return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 
 def frozen(

@@ -36,7 +36,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
-from pat_jax.run.checkpoints import owned_arrays
+from pat_jax.run.checkpoints.orbax_io import register_owned_arrays
 from pat_jax.run.files.folder import check_resumed
 from pat_jax.run.roles.fingerprint import fingerprint as fingerprint_of
 from pat_jax.run.roles.models import RunModels
@@ -44,7 +44,7 @@ from pat_jax.run.roles.placed_layouts import PlacedLayouts
 from pat_jax.run.roles.places import Places
 from pat_jax.run.roles.resting import Rest, settled_rest
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
-from pat_jax.run.roles.role_models import Division, models_of
+from pat_jax.run.roles.role_models import Division, model_of
 from pat_jax.run.roles.rollouts import Rollouts, other_kernels
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.start.profiles import find_profile, profile_subject
@@ -86,12 +86,6 @@ class Setup:
     def trainer(self) -> Trainer:
         """The policy's trainer."""
         return self.roles.policy
-
-    def describe_places(self) -> str:
-        """Returns a line on the devices of the run's roles; empty if all have the same."""
-        found = {model.role.devices for model in self.roles.models.values()}
-        scoring = ["reward"] * bool(self.reward_models)
-        return self.places.describe({"rollout", *found, *scoring})
 
     def held_without_rollouts(self, reader: Reader) -> int | None:
         """Returns the bytes that models keep on a reader's devices; None if these do rollouts."""
@@ -154,7 +148,7 @@ def _built(
     model = settled.model
     places = Places.of(config.placement, devices, config.on_one_base)
     if places.is_split:
-        owned_arrays.register()
+        register_owned_arrays()
     of_rollout = places["rollout"]
     subject = profile_subject(model, config.rollout, config.compute_dtype, of_rollout)
     profile = find_profile(config.profile, subject)
@@ -212,7 +206,11 @@ def _models(
     table = role_table(config, layout.platform)
     division = Division(config.rollout.page_size, config.fsdp_size)
     of_policy = RoleModel(table[0], policy, layout)
-    return models_of(table, of_policy, places, division, config.rollout.max_length)
+    longest = config.rollout.max_length
+    others = (role for role in table[1:] if role.devices != "reward")  # those read texts
+    return [of_policy] + [
+        model_of(role, of_policy, places[role.devices], division, longest) for role in others
+    ]
 
 
 def _reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardModels:

@@ -11,9 +11,8 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
-from pat_jax.common.html.charts import Axis, Line, Plot, Points
+from pat_jax.common.html.charts import Axis, Line, Plot, Points, colour
 from pat_jax.common.html.figure import Figure
-from pat_jax.common.picture_style import colour
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -56,7 +55,13 @@ def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> Figure:
 def charts(rows: Rows, panels: Sequence[Panel] = PANELS) -> Iterator[Plot]:
     """Yields a chart for each panel that has metrics."""
     for panel in panels:
-        if names := drawn_names(rows, panel):
+        measured = {name: [row[name] for row in rows if name in row] for name in panel.names}
+        names = [
+            name
+            for name, values in measured.items()
+            if any(values) or (panel.is_told_at_zero and values)
+        ]
+        if names:
             yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
 
 
@@ -83,7 +88,11 @@ def _line(name: str, points: Points, i: int) -> Line:
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
     """Returns (step, value, half of its interval) for each step that has the metric; a value or
     interval that is missing is NaN."""
-    return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
+    return [
+        (row["step"], number(row[name]), number(row.get(f"{name}_ci95")))
+        for row in rows
+        if name in row
+    ]
 
 
 def numbers(rows: Rows, name: str) -> list[float]:
@@ -91,24 +100,9 @@ def numbers(rows: Rows, name: str) -> list[float]:
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
 
 
-def drawn_names(rows: Rows, panel: Panel) -> list[str]:
-    """Returns the metrics of a panel that the run has measured."""
-
-    def is_drawn(name: str) -> bool:
-        values = [row[name] for row in rows if name in row]
-        return any(values) or (panel.is_told_at_zero and bool(values))
-
-    return [name for name in panel.names if is_drawn(name)]
-
-
 def number(value: Any) -> float:
     """Returns the value as a float, or NaN if it is not a finite number."""
     return float(value) if isinstance(value, int | float) and isfinite(value) else nan
-
-
-def half_width(row: Mapping[str, Any], name: str) -> float:
-    """Returns half of a metric's 95 % interval, or NaN if there is none."""
-    return number(row.get(f"{name}_ci95"))
 
 
 def _path(text: object) -> tuple[str, ...]:

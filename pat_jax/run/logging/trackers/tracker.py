@@ -1,4 +1,4 @@
-"""Trackers, which show a run to people, and may fail without ending it. TensorBoard is always one."""
+"""Trackers, which show a run to people, and may fail without ending it."""
 
 import logging
 import math
