@@ -11,6 +11,7 @@ from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.report import Resting, RestingIteration, RoleMemory
+from pat_jax.profiling.capacity.role_passes import role_memory
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
@@ -68,5 +69,5 @@ def both(
                 update.total_s,
             )
         )
-        roles = tuple(updates.others.memory())  # at last with the moves of models that rest
+        roles = tuple(role_memory(own))  # at last with the moves of models that rest
     return Resting(chosen, roles, (found[0], found[1]))

@@ -197,45 +197,35 @@ class RolePasses:
 MOVES = "models from the host and back"
 
 
-@dataclass(frozen=True)
-class OtherRoles:
-    """Predicts what the roles of a run take on a target, without the policy's own passes."""
+def other_stages(built: TargetBuild, packed: Sequence[Packed]) -> dict[str, Seconds]:
+    """Returns the seconds of each stage besides the policy's passes, by its name, the mean over
+    iterations. All roles read the policy's micro-batches; `packed` has those of each iteration."""
+    found: dict[str, Seconds] = {}
+    roles = built.whole
+    for name, model in built.order.others.items():
+        if name == CRITIC:
+            continue
+        what = "scores" if model.head == "scalar" else "log-probabilities"
+        passes = RolePasses(built, roles.models[name].role, roles.readers[name].held)
+        found[f"{what} of the {name}"] = _mean([passes.predictions(x) for x in packed])
+    if critic := roles.critic:
+        passes = RolePasses(built, roles.models[CRITIC].role, critic.trained)
+        found["values of the critic"] = _mean([passes.predictions(x) for x in packed])
+        gradients = _mean([passes.gradients(x) for x in packed])
+        found["critic, forward and backward"] = gradients
+        found["critic, optimizer"] = passes.apply(critic)
+    if moved := sum(role.moved for role in role_memory(built)):
+        found[MOVES] = Seconds(host=moved / built.order.target.chip.pcie_bytes_s)
+    return found
 
-    built: TargetBuild
 
-    def stages(self, packed: Sequence[Packed]) -> dict[str, Seconds]:
-        """Returns the seconds of each stage by its name, the mean over iterations. All roles read
-        the policy's micro-batches; `packed` has those of each iteration."""
-        found: dict[str, Seconds] = {}
-        roles = self.built.whole
-        for name, model in self.built.order.others.items():
-            if name == CRITIC:
-                continue
-            what = "scores" if model.head == "scalar" else "log-probabilities"
-            passes = self.passes(name, roles.readers[name].held)
-            found[f"{what} of the {name}"] = _mean([passes.predictions(x) for x in packed])
-        if critic := roles.critic:
-            passes = self.passes(CRITIC, critic.trained)
-            found["values of the critic"] = _mean([passes.predictions(x) for x in packed])
-            gradients = _mean([passes.gradients(x) for x in packed])
-            found["critic, forward and backward"] = gradients
-            found["critic, optimizer"] = passes.apply(critic)
-        if moved := sum(role.moved for role in self.memory()):
-            rate = self.built.order.target.chip.pcie_bytes_s
-            found[MOVES] = Seconds(host=moved / rate)
-        return found
-
-    def passes(self, name: str, held: TrainableParams) -> RolePasses:
-        """Returns the passes of a role with the parameters `held`."""
-        return RolePasses(self.built, self.built.whole.models[name].role, held)
-
-    def memory(self) -> Iterator[RoleMemory]:
-        """Yields the memory of each role, also if it waits in host memory between stages."""
-        for trainer in self.built.whole.trained:
-            yield _of_trained(trainer)
-        for name, reader in self.built.whole.readers.items():
-            params = shard_bytes(reader.abstract_params)
-            yield RoleMemory(name, params, 0, params if reader.rests else 0)
+def role_memory(built: TargetBuild) -> Iterator[RoleMemory]:
+    """Yields the memory of each role, also if it waits in host memory between stages."""
+    for trainer in built.whole.trained:
+        yield _of_trained(trainer)
+    for name, reader in built.whole.readers.items():
+        params = shard_bytes(reader.abstract_params)
+        yield RoleMemory(name, params, 0, params if reader.rests else 0)
 
 
 def _of_trained(trainer: Trainer) -> RoleMemory:

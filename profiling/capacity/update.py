@@ -20,7 +20,7 @@ from pat_jax.layout.exchange import buffer_rows, form_of_update
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.report import Batches, Update, UpdateMemory
-from pat_jax.profiling.capacity.role_passes import OtherRoles, Packed, RolePasses
+from pat_jax.profiling.capacity.role_passes import Packed, RolePasses, other_stages
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.kernel_model import BYTES
@@ -67,7 +67,7 @@ class PlannedUpdate:
         gradients = sum((self.passes.gradients(each) for each in packed), Seconds())
         gradients = gradients.times(1 / count)
         apply = self.passes.apply(self.trainer)
-        others = self.others.stages(packed)
+        others = other_stages(self.built, packed)
         update_s = sum(x.total for x in (scoring, gradients, apply, *others.values()))
         flops = fmean(map(self._flops, lengths, (np.array(each.shared) for each in packed)))
         peak = self.built.order.target.num_devices * self.built.order.target.chip.flops_s
@@ -145,10 +145,6 @@ class PlannedUpdate:
         """The passes of the policy."""
         role = self.built.whole.models[POLICY].role
         return RolePasses(self.built, role, self.trainer.trained)
-
-    @cached_property
-    def others(self) -> OtherRoles:
-        return OtherRoles(self.built)
 
     @property
     def work(self) -> UpdateWork:

@@ -5,7 +5,7 @@ Knows how the parts of a run are put together. Does not know which are compiled 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,14 +22,13 @@ from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model, w
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.engine.sizing.pool_pages import decode_functions, pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
-from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.chain import layout_chain, least_tp
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.target_roles import policy_of, roles_of
 from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.training.build import (
     DTYPES,
@@ -37,10 +36,15 @@ from pat_jax.training.build import (
     micro_shapes,
     rollout_policy,
 )
+from pat_jax.training.build_roles import build_roles, losses_of
+from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
+from pat_jax.training.transfer import Receivers
 from pat_jax.training.update_memory import lacking_state
 
 EOS = (0,)  # any will do: no text is generated
+shared_policy = cache(Policy.from_config)  # several builds of a plan have the same one
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,39 @@ class TargetBuild:
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def roles(self, model: ModelConfig) -> Roles:
-        """Returns the models of a run with this policy, each in its layout with the least TP."""
-        others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
-        return roles_of(self.order.run, others, self.devices, self.layouts, self.drafter, model)
+        """Returns the models of a run with this policy, each in its layout with the least TP.
+
+        Reward models are assumed to read the policy's micro-batches.
+        """
+        run = self.order.run
+        first = next(iter(self.layouts.values()))
+        policy = Policy.from_config(model)
+        models: list[RoleModel] = []
+        for role in run.roles:
+            if role.name in self.order.others:
+                shape = self.order.other(role.name, model.num_layers)
+                layout = least_tp(self.devices, shape, run.fsdp_size)
+                models.append(RoleModel(role, shared_policy(shape), layout))
+            else:
+                models.append(RoleModel(role, policy, first))
+        shapes = self.micro_shapes
+        rests = run.rest == "host"
+        of_policy = models[0]
+        dtype = of_policy.dtype
+        scored = [each for each in models if each.role.devices == "reward"]
+        scoring = {each.role.name: each.reader(shapes, rests=rests) for each in scored}
+        kept = rollout_policy(policy, run.rollout.weights, of_policy.lora)
+        roles = build_roles(
+            [each for each in models if each.role.name not in scoring],
+            losses_of(run.roles, run.algorithm, is_on_policy=run.updates_per_step == 1),
+            shapes if run.trains else (),
+            Receivers(dtype, self.layouts, kept),
+            rests=rests,
+            others=[tree for reader in scoring.values() for tree in reader.resident],
+            beside=drafter_state(self.drafter, first, model.embed_dim, dtype, learns=run.trains),
+        )
+        by_name = {each.role.name: each for each in models}
+        return replace(roles, readers={**roles.readers, **scoring}, models=by_name)
 
     @cached_property
     def policy(self) -> Policy:
@@ -172,7 +206,7 @@ class TargetBuild:
         """The rollouts' drafter, with the numbers of draft tokens that a step may verify."""
         order = self.order
         drafts = drafts_of(order.run.speculation, order.target.chip.platform)
-        return drafter_for(drafts, order.draft_model and policy_of(order.draft_model))
+        return drafter_for(drafts, order.draft_model and shared_policy(order.draft_model))
 
     @cached_property
     def whole(self) -> Roles:

@@ -7,6 +7,7 @@ Knows names. Does not know a function's arguments (`signatures.py`), nor process
 import inspect
 import re
 from collections.abc import Sequence
+from itertools import chain, count
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.own_code import module_of
@@ -64,13 +65,17 @@ def short_names(specs: Sequence[str]) -> list[str]:
             own = re.split("[?#]", spec)[0].rstrip("/").rpartition("/")[2]
         elif model := model_of(spec):
             own = model.rstrip("/").rpartition("/")[2].partition("@")[0]
-        name = found = metric_name(own)
-        number = 1
-        while found in names:
-            number += 1
-            found = f"{name}_{number}"
-        names.append(found)
-    return names
+        names.append(metric_name(own))
+    return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Returns the names, each made different from those before it by a number where need be."""
+    found: list[str] = []
+    for name in names:
+        others = (f"{name}_{number}" for number in count(2))
+        found.append(next(each for each in chain([name], others) if each not in found))
+    return found
 
 
 def metric_name(text: str) -> str:

@@ -12,6 +12,8 @@ from pat_jax.models.presets import PRESETS, preset
 from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.resting import settled, with_rest
+from pat_jax.profiling.capacity.role_passes import RolePasses, role_memory
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.training.trainer import REINFORCED
 
 FOUR = "--algorithm.name ppo --beta 0.05 --critic.model tiny --reward model:tiny "
@@ -102,8 +104,8 @@ def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, o
     asked = "--algorithm.name ppo --roles.rest device --critic.lora.rank 4" + more
     whole = updating(config_of("--algorithm.name ppo --roles.rest device"))
     updates = updating(config_of(asked))
-    base = {x.name: x for x in whole.others.memory()}["critic"].parameters / 2
-    roles = {x.name: x for x in updates.others.memory()}
+    base = {x.name: x for x in role_memory(whole.built)}["critic"].parameters / 2
+    roles = {x.name: x for x in role_memory(updates.built)}
     adapters = adapter_bytes(preset("tiny"), rank=4, devices=8)
     critic = roles["critic"]
     assert critic.parameters == pytest.approx(own * base + adapters, rel=0.02)
@@ -138,10 +140,14 @@ def test_the_form_of_updates_with_experts_is_for_the_policy_and_not_for_models_w
     assert one[0] == "log-probabilities of the teacher"
 
 
+def passes_of(role: str, built: TargetBuild) -> RolePasses:
+    return RolePasses(built, built.whole.models[role].role, built.whole.readers[role].held)
+
+
 def sent_by(role: str, options: str, model: str) -> list[str]:
     """What a role's forward pass sends, by arithmetic."""
     updates = updating(replace(config_of(options), model=model))
-    passes = updates.others.passes(role, updates.built.whole.readers[role].held)
+    passes = passes_of(role, updates.built)
     return [one.kind for one in passes.work.scores(passes.rows(passes.shapes[-1])).sent]
 
 
@@ -159,9 +165,8 @@ def test_reward_models_are_in_their_own_data_type():
     for dtype in ("bfloat16", "float32"):
         options = f"--reward model:tiny --compute_dtype {dtype}"
         updates = updating(config_of(options))
-        held = updates.built.whole.readers["reward model"].held
-        passes = updates.others.passes("reward model", held)
-        weights = {x.name: x for x in updates.others.memory()}["reward model"].parameters
+        passes = passes_of("reward model", updates.built)
+        weights = {x.name: x for x in role_memory(updates.built)}["reward model"].parameters
         sizes.append((weights, passes.itemsize))
     assert sizes[0] == sizes[1] and sizes[0][1] == 2
 

@@ -201,7 +201,7 @@ def test_a_model_without_a_tokenizer_is_one_sentence(tasks: list[Task], tmp_path
 def written(row: dict[str, Any]) -> dict[str, Any]:
     rows = GivenRows()
     name = rows.taken_from({"data": [row]})["data"]
-    return json.loads(rows._rows[name].content)
+    return json.loads(rows._rows[name][1])
 
 
 def test_numbers_and_arrays_are_written_as_plain_ones():

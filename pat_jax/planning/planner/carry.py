@@ -55,6 +55,28 @@ def carried_seconds(
     return seconds
 
 
+def cheapest_carry(
+    latency: LatencyModel,
+    source: Split,
+    target: Split,
+    load: Load,
+    believed: tuple[float, float] = (1.0, 1.0),
+) -> int:
+    """Returns the value of `Plan.recompute_below` with the least predicted time to carry the KV
+    cache.
+
+    Migrating and recomputing both take seconds per page. Recomputing a page takes longer, the more
+    context is before it. So of two sequences the shorter one is recomputed.
+    """
+    inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
+    cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
+    seconds = [
+        carried_seconds(latency, source, target, load, load.context < cut, believed=believed)
+        for cut in cuts
+    ]
+    return int(cuts[int(np.argmin(seconds))])
+
+
 def switch_plan(
     latency: LatencyModel,
     seen: SwitchCosts,
@@ -74,15 +96,7 @@ def switch_plan(
     source, target = (costs.tables.splits[k] for k in pair)
     only = costs.only_way(0, i, j)
     if only is None:
-        # Migrating and recomputing both take seconds per page. Recomputing a page takes longer, the
-        # more context is before it. So of two sequences the shorter one is recomputed.
-        inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
-        cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
-        seconds = [
-            carried_seconds(latency, source, target, load, load.context < cut, believed=seen.ways)
-            for cut in cuts
-        ]
-        below = int(cuts[int(np.argmin(seconds))])
+        below = cheapest_carry(latency, source, target, load, seen.ways)
     else:
         below = recompute_below(only)
     way: Carry = WAYS.get(below, "mixed")

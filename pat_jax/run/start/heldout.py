@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.problems import Problems
-from pat_jax.rl.rewards.rewards import metric_name
+from pat_jax.rl.rewards.rewards import metric_name, numbered
 
 HELDOUT = "heldout"  # the set held out of the training data, or of the built-in task
 # Generic names of files and folders, as in gsm8k/main/test-00000-of-00001.parquet.
@@ -39,16 +39,7 @@ def set_names(words: Sequence[str]) -> list[str]:
     >>> set_names(["openai/gsm8k:main/test", "HuggingFaceH4/MATH-500"])
     ['gsm8k', 'MATH-500']
     """
-    found: list[str] = []
-    for word in words:
-        own = metric_name(_telling(word))
-        name = own
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{own}_{number}"
-        found.append(name)
-    return found
+    return numbered([metric_name(_telling(word)) for word in words])
 
 
 def _telling(word: str) -> str:
