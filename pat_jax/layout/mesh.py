@@ -95,7 +95,9 @@ def expert_axes(
             ways = tuple(math.prod(mesh.shape[x] for x in part) for part in (names[:i], names[i:j]))
             if num_experts % ways[0] == 0 == width % ways[1]:
                 runs.setdefault((ways[0], ways[1]), (i, j))
-    kind = f"the model's {num_experts} experts of width {width}" if of else "a dense model"
+    kind = (
+        f"the model's {num_experts} experts of width {width}" if of else "a model without experts"
+    )
     widths = sorted({b for a, b in runs if asked.parallel in (0, a)} | {1})
     require(
         asked.width in widths,
