@@ -5,6 +5,7 @@ Knows devices and their hosts. Does not know what is split over which axis (`lay
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
@@ -90,11 +91,10 @@ def expert_axes(
     of = config.experts
     num_experts, width = (of.num_experts, of.expert_dim) if of else (1, 1)
     runs: dict[tuple[int, int], tuple[int, int]] = {}
-    for i in range(len(names) + 1):
-        for j in range(i, len(names) + 1):
-            ways = tuple(math.prod(mesh.shape[x] for x in part) for part in (names[:i], names[i:j]))
-            if num_experts % ways[0] == 0 == width % ways[1]:
-                runs.setdefault((ways[0], ways[1]), (i, j))
+    for i, j in combinations_with_replacement(range(len(names) + 1), 2):
+        ways = tuple(math.prod(mesh.shape[x] for x in part) for part in (names[:i], names[i:j]))
+        if num_experts % ways[0] == 0 == width % ways[1]:
+            runs.setdefault((ways[0], ways[1]), (i, j))
     kind = (
         f"the model's {num_experts} experts of width {width}" if of else "a model without experts"
     )
