@@ -79,8 +79,8 @@ class Drafting(NamedTuple):
     """The texts that rows draft from. The host makes them for a burst, which passes them on to the
     next burst if that is dispatched behind it."""
 
-    text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
-    runs: Runs  # see `device/draft/token_batch.py`
+    text: Int[Array, "rows columns"]  # see `device/ngram.py`
+    runs: Runs  # see `device/token_batch.py`
     borders: Int[Array, "rows 2"]  # between the sources of a text, see `texts.Texts`
 
 

@@ -1,4 +1,4 @@
-"""The texts that running sequences draft from, laid out for `device/draft/ngram.py`.
+"""The texts that running sequences draft from, laid out for `device/ngram.py`.
 
 All on the host, in NumPy. A row drafts from what siblings had generated when the burst was
 launched, from responses of earlier iterations, and from its own text as it grows.
