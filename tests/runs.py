@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pat_jax.config.command_line import parse
 from pat_jax.config.role_table import reward_roles
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
@@ -33,7 +34,8 @@ from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.roles.reward_models import RewardModels, build_reward_models
 from pat_jax.run.roles.role_models import Division
 from pat_jax.run.scoring import open_scorer
-from pat_jax.run.start.setup import Setup, build
+from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.setup import Setup, build, model_config
 
 ROOT = Path(__file__).parent.parent
 COMMAND = ("-m", "pat_jax.train")
@@ -182,6 +184,14 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a repetition has to repeat: all but the clock's readings and the memory."""
     clocks = re.compile("time|(timing|memory)/.*|.*(tokens_per_s|seconds)|train/mfu")
     return [{k: v for k, v in row.items() if not clocks.fullmatch(k)} for row in rows]
+
+
+def engine_of(
+    config: RunConfig, devices: Sequence[Any], model: ModelConfig | None = None
+) -> RolloutEngine:
+    """The engine of a run's options, of another shape than the model's own where one is given."""
+    shape = model or model_config(config.task, config.layout_choice, devices)
+    return build_engine(config.engine, config.task, shape, devices)
 
 
 def reward_models(config: RunConfig) -> RewardModels:

@@ -1,4 +1,4 @@
-"""Reading compiled programs: what they send. `test_training_costs.py` has products and loops."""
+"""Reading compiled programs: what they send. `test_expert_programs.py` has products and loops."""
 
 import pytest
 

@@ -200,18 +200,14 @@ WILD = {
 
 
 @pytest.mark.parametrize(("line", "words"), WILD.items(), ids=range(len(WILD)))
-def test_a_line_that_cannot_be_is_refused_and_the_others_go_on(
-    tokenizer, tmp_path: Path, line: str, words: str
-):
+def test_a_line_that_cannot_be_is_refused_and_the_others_go_on(tokenizer, tmp_path, line, words):
     (result,) = results_of(tmp_path, tokenizer, line.encode())
     refusal(result, words)
     assert f"line 2: {words.partition(' ')[0]}" in result["error"] or words in result["error"]
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\xed\xa0\x80"])
-def test_bytes_that_are_no_text_are_refused_and_not_replaced(
-    tokenizer, tmp_path: Path, junk: bytes
-):
+def test_bytes_that_are_no_text_are_refused_and_not_replaced(tokenizer, tmp_path, junk: bytes):
     (result,) = results_of(tmp_path, tokenizer, b'{"prompt": "' + junk + b'"}')
     refusal(result, "line 2: not UTF-8 text at byte 13")
 
@@ -228,9 +224,7 @@ def test_a_byte_order_mark_and_copied_fields(tokenizer, tmp_path: Path):
 
 @pytest.mark.slow  # `test_chat_template.py` ends it
 @pytest.mark.usefixtures("own_text_process")
-def test_a_template_that_fails_or_does_not_end_costs_its_line(
-    tokenizer, tmp_path: Path, monkeypatch
-):
+def test_a_template_that_fails_or_does_not_end_costs_its_line(tokenizer, tmp_path, monkeypatch):
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     branches = (
         f"{{% if mode == 'loop' %}}{loop}{{% elif mode == 'raise' %}}{{{{ 1 / 0 }}}}{{% endif %}}"

@@ -188,9 +188,7 @@ def test_text_grows_to_what_is_decoded_at_once(tokenizer, text: str, stops: list
     burst=st.integers(1, 7),
 )
 @example(text="abb", stops=["a", "é a"], least=1, burst=1)  # the longer looks further back
-def test_stop_strings_end_after_the_least_tokens(
-    tokenizer, text: str, stops: list[str], least: int, burst: int
-):
+def test_stop_strings_end_after_the_least_tokens(tokenizer, text, stops, least, burst):
     tokens = tokenizer.encode(text)
 
     def count(stop: str) -> int:

@@ -38,10 +38,6 @@ class Inputs:
         names = ["--model", str(self.model), "--data", str(self.data), "--warm_start.steps", "0"]
         return [*SMALL_ROLLOUT, *names, "--rollout.max_prompt_length", "120"]
 
-    def set_config(self, **fields: object) -> None:
-        path = self.model / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
     def set_template(self, text: str) -> None:
         path = self.model / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": text}))
@@ -79,30 +75,13 @@ def command(monkeypatch, refused) -> Callable[..., str]:
     return refuse
 
 
-def cut_off(inputs: Inputs) -> None:
-    path = inputs.model / WEIGHTS
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def small_embedding(inputs: Inputs) -> None:
     shutil.rmtree(inputs.model)
     write_checkpoint(inputs.model, replace(QWEN3, vocab_size=200))
 
 
-def rename_answer(inputs: Inputs) -> None:
-    inputs.edit_line(7, lambda line: line.replace('"answer"', '"solution"'))
-
-
 def cut_line(inputs: Inputs) -> None:
     inputs.edit_line(9, lambda line: line[:20] + "\n")
-
-
-def half_character(inputs: Inputs) -> None:
-    inputs.edit_line(5, lambda line: line.replace("What", "\\ud800"))
-
-
-def few_problems(inputs: Inputs) -> None:
-    write_problems(inputs.data, 3)
 
 
 def nothing_held_out(inputs: Inputs) -> None:
@@ -111,31 +90,19 @@ def nothing_held_out(inputs: Inputs) -> None:
     inputs.data.write_text("".join(kept))
 
 
-def without_answer(inputs: Inputs) -> None:
-    rows = [{"prompt": f"Say {i}."} for i in range(60)]
-    inputs.data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda x: (x.model / WEIGHTS).unlink(), ["{model}", WEIGHTS, "expected one of them"]),
-        (cut_off, ["{model}/" + WEIGHTS, "bytes, expected", "truncated"]),
-        (lambda x: x.set_config(intermediate_size=64), ["[32, 48], expected [32, 64]"]),
-        (lambda x: x.set_config(architectures=["MixtralFor"]), ["one of LlamaForCausalLM"]),
         (
             lambda x: (x.model / "generation_config.json").write_text('{"eos_token_id": [0, 304]}'),
             ["{model}", "end-of-sequence token 304", "the model's 300 embedding rows"],
         ),
         (small_embedding, ["{model}", "largest token id is 261", "expected at least 262"]),
         (lambda x: (x.model / "tokenizer.json").unlink(), ["{model}", "no tokenizer files"]),
-        (rename_answer, ["{data}, line 7", "no field 'answer'", "which other rows have"]),
         (cut_line, ["{data}, line 9, column", "broken JSON", "one complete object on each line"]),
-        (half_character, ["{data}, line 5, field 'question'", "expected whole characters"]),
         (lambda x: x.set_template("{{ 1 / 0 }}"), ["{data}, line 1", "chat template fails ("]),
-        (few_problems, ["{data} (", "prompts, fewer than one batch of 4", "expected at least"]),
         (nothing_held_out, ["{data} (held-out", "no prompts to evaluate", "--eval.every 0"]),
-        (without_answer, ["reward 'math'", "column 'answer'", "expected it in every row"]),
         (lambda x: x.data.unlink(), ["--data", "{data}", "give .json, .jsonl or .parquet files"]),
         (lambda x: shutil.rmtree(x.model), ["--model", "{model}", "checkpoint directory"]),
     ],

@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -12,6 +14,9 @@ from pages import parsed, section_of, words_of
 
 from pat_jax import plan
 from pat_jax.commands import plan as body
+from pat_jax.commands.expert_width import with_width
+from pat_jax.commands.plan import question_of
+from pat_jax.common.devices import Device
 from pat_jax.config.command_line import parse
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.planning.types import Split
@@ -22,6 +27,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.kernel_model import RANGES
+from pat_jax.profiling.predict.targets import PaperDevice
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]
@@ -263,3 +269,21 @@ def test_the_share_of_the_tail_and_the_kind_of_sums_are_told():
     assert content["comparison"]["tail_share"] == one.comparison.tail_share
     for text in (plan_text(one), seen_on_page(one)):
         assert "at most 64 responses" in text
+
+
+def eight(kind: str = "NVIDIA H100 80GB HBM3") -> Sequence[Device]:
+    return [cast("Device", PaperDevice(i, 0, device_kind=kind)) for i in range(8)]
+
+
+def test_a_run_divides_experts_as_its_plan_does():
+    asked = "--model qwen3-30b-a3b --rollout.prompts_per_step 16 --algorithm.mini_batch_size 16"
+    config = parse([*asked.split(), "--rollout.max_completion_length", "4096"])
+    options = {"target": "h100:8", "responses": 128, "max_completion_length": 4096}
+    plan = PlanConfig(model="qwen3-30b-a3b", train=False, **options)
+    question = question_of(plan, "")
+    width = with_width(config, eight()).rollout.expert_width
+    assert width == question.options.expert_width == 8
+    assert any("--expert_width is 8" in note for note in question.costs.notes)
+    assert with_width(config, eight("cpu")).rollout.expert_width is None
+    pinned = replace(config, rollout=replace(config.rollout, expert_width=2))
+    assert with_width(pinned, eight()).rollout.expert_width == 2

@@ -92,9 +92,7 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
         (["--out", "/proc/nothing/x.json"], "option --out is '/proc/nothing/x.json'"),
     ],
 )
-def test_every_mistake_is_one_sentence(
-    command, refused, profile: Path, options: list[str], words: str
-):
+def test_every_mistake_is_one_sentence(command, refused, profile, options, words):
     assert words in refused(lambda: command("--profile", str(profile), *OPTIONS, *options))
 
 
@@ -158,9 +156,7 @@ class TestDrafts:
 
     asked = (*OPTIONS, "--lengths", "reasoning", "--length_scale", "0.01")
 
-    def test_they_are_replayed_where_their_steps_were_measured(
-        self, command, drafting: Path, tmp_path: Path
-    ):
+    def test_they_are_replayed_where_their_steps_were_measured(self, command, drafting, tmp_path):
         out = tmp_path / "answers.json"
         printed = command("--profile", str(drafting), "--out", str(out), *self.asked)
         assert "with drafts s  tokens a step" in printed

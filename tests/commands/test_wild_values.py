@@ -1,8 +1,4 @@
-"""Files that others wrote, with one value gone wild: each is read, or refused in one sentence.
-
-Nested past Python's recursion limit, integers beyond 64 bits, float range or the digits that Python
-reads, and whatever else JSON can say, in the place of any value of a sound file.
-"""
+"""Files that others wrote, with one value gone wild: each is read, or refused in one sentence."""
 
 import json
 import struct

@@ -165,9 +165,7 @@ def test_buffers_of_an_exchange_are_counted():
         (ExpertSplit(4, 2), 4, 2, 2),
     ],
 )
-def test_experts_are_divided_inside_a_host_or_as_asked(
-    asked: ExpertSplit, ways: int, width: int, parts: int
-):
+def test_experts_are_divided_inside_a_host_or_as_asked(asked, ways, width, parts):
     """Two hosts of four. A training state is divided by the experts' width over the other devices."""
     chain, _ = layout_chain(factored_mesh(fake_devices(4, 4)), CONFIG, experts=asked)
     assert len(chain) == 4

@@ -90,14 +90,6 @@ def test_the_trainer_splits_the_embedding_over_dp_and_the_rollout_does_not():
     assert odd.size(odd.mesh_axes("embed", "train")) == 2  # 18 = 2 · 9
 
 
-def test_two_axes_of_one_array_do_not_share_a_mesh_axis():
-    layout = layouts()[Split(4, 2)]
-    with pytest.raises(Exception, match="duplicate entries for `axis2`"):
-        layout.sharding("vocab", "mlp", "embed")
-    layout.spec("batch", "embed")  # the rollout does not split the embedding
-    layouts()[Split(8, 1)].sharding("vocab", "mlp")  # TP of one splits nothing
-
-
 @pytest.mark.parametrize(
     ("num_experts", "axes"),
     [(16, ("axis2", "axis1", "axis0")), (12, ("axis2", "axis1")), (3, ())],

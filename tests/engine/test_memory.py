@@ -44,8 +44,7 @@ from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.run.start.engine_setup import build_engine
-from pat_jax.run.start.setup import Setup, build, model_config
+from pat_jax.run.start.setup import Setup, build
 from tests.bucket_limits import BucketLimits
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
@@ -158,27 +157,6 @@ def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch)
     assert most_at_once(*made_of[:-1], cast(Any, on_gpu)) == wanted
 
 
-class TestTheCheck:
-    def test_what_cannot_begin_is_refused_in_one_sentence(self):
-        tight = ["--rollout.device_memory_gib", "1e-5"]
-        for option in ("auto", "dp8tp1"):
-            with pytest.raises(UserError, match=f"--layout is '{option}'.* pages of 16") as error:
-                setup(*tight, "--layout", option)
-            assert "KV cache" in str(error.value) and "or use more devices." in str(error.value)
-
-    def test_an_engine_alone_that_cannot_begin_is_refused_in_one_sentence(self):
-        options = ["--rollout.device_memory_gib", "1e-5", "--devices", "2"]
-        config = parse([*OPTIONS, *options])
-        with pytest.raises(UserError, match=r"needs .* of a device") as error:
-            build_engine(
-                config.engine,
-                config.task,
-                model_config(config.task, config.layout_choice, jax.devices()[:2]),
-                jax.devices()[:2],
-            )
-        assert "\n" not in str(error.value)
-
-
 def test_arrays_of_other_devices_are_not_added_up():
     def of(devices: slice, rows: int) -> jax.ShapeDtypeStruct:
         split = NamedSharding(Mesh(np.array(jax.devices()[devices]), ("x",)), PartitionSpec("x"))
@@ -213,9 +191,7 @@ def bytes_of(specs: ProgramSpecs, drafter: Drafter = DRAFTER) -> dict[Split, Dra
 @pytest.mark.parametrize(
     ("vocab_size", "length"), [pytest.param(8192, 256, marks=pytest.mark.slow), (64, 1024)]
 )
-def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
-    vocab_size: int, length: int
-):
+def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(vocab_size, length):
     """Where logits are most of it, and where the scores of a CPU's attention are."""
     specs, table = specs_of(vocab_size, length), ProgramTable()
     specs.declare(table)

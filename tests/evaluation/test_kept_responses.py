@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.data import DataConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder, KeptResponses
 from pat_jax.evaluation.options import RESULTS_FILE
+from pat_jax.evaluation.problem_sets import ProblemSets
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.run.start.heldout import HeldoutSet
 
 REQUESTS = [Request((5, 6, i), sequence_key(0, i), 9, Sampling(0.5)) for i in range(6)]
 SavedResponse = tuple[list[int], bool]
@@ -126,3 +130,23 @@ def test_one_that_was_begun_goes_on(tmp_path: Path):
         pass
     with EvaluationFolder(config(tmp_path, resume=True)) as again:
         assert again.path == tmp_path
+
+
+def problem_sets(*lengths: int) -> ProblemSets:
+    prompts = [Prompt(i, (5,) * n, "", {}) for i, n in enumerate(lengths)]
+    return ProblemSets(["math"], [HeldoutSet("sums", prompts)], [], [], {})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "samples", "rows", "longest"),
+    [
+        ((20, 90, 40), 2, 8, 90),  # six samples, a row of each of four devices alike
+        ((20,), 1, 4, 20),
+        ((20, 90, 40), 100, 64, 90),  # no more than the options say
+        ((700, 30), 1, 4, 512),
+    ],
+)
+def test_rows_and_prompts_of_an_evaluation(lengths, samples, rows, longest):
+    asked = RolloutConfig(prompts_per_step=64, num_generations=1, max_prompt_length=512)
+    fitted = problem_sets(*lengths).fitted(asked, samples, num_devices=4)
+    assert (fitted.prompts_per_step, fitted.max_prompt_length) == (rows, longest)

@@ -91,9 +91,7 @@ QUICK = SHAPES[0], SHAPES[3]  # both platforms, few rows and many
     ("platform", "count", "embed", "dim"),
     [pytest.param(*x, marks=[] if x in QUICK else pytest.mark.slow) for x in SHAPES],
 )
-def test_kernels_compute_what_plain_operations_compute(
-    platform: str, count: int, embed: int, dim: int
-):
+def test_kernels_compute_what_plain_operations_compute(platform, count, embed, dim):
     """Forward and backward, and nothing of the weights of an expert without rows."""
     rows = rows_of(count, embed, dim)
     rows = rows._replace(experts=without(rows.experts, ABSENT))
@@ -169,9 +167,7 @@ class ByKernels(Partition):
 
 
 @pytest.mark.parametrize(("partition", "count"), [(ByKernels(), 3), (Partition(), 0)])
-def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(
-    partition: Partition, count: int
-):
+def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(partition, count):
     layer = Experts(preset("tiny-moe"), keys=Keys(jax.random.key(0)))
     x = jnp.ones((2, 3, preset("tiny-moe").embed_dim))
     text = str(jax.make_jaxpr(lambda x: layer(x, jnp.ones((2, 3), bool), None, partition)[0])(x))

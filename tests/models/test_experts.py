@@ -225,9 +225,7 @@ def dense(experts: ExpertsConfig, weights: Any, x: Any, chosen: Any) -> tuple[ja
         pytest.param(True, True, marks=pytest.mark.slow),
     ],
 )
-def test_gradients_are_those_of_all_experts_times_their_shares(
-    is_crowded: bool, norm_topk_prob: bool
-):
+def test_gradients_are_those_of_all_experts_times_their_shares(is_crowded, norm_topk_prob):
     """Of experts, router and input, to those of float64; some rows are not there."""
     experts = replace(EIGHT, norm_topk_prob=norm_topk_prob)
     weights, x, rng = weights_of(experts), tokens_of(), np.random.default_rng(3)

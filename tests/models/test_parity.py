@@ -1,15 +1,23 @@
 """Live comparison with transformers and PyTorch, in both directions (needs the `parity` extra)."""
 
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from supervised_cases import learned, make_examples, packed
 
 from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.experts import NO_TOKEN
+from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm import balance
+from pat_jax.rl.batches.train_batch import MicroBatch
+from tests.lossless import EXPERTS, lively_params
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
@@ -98,3 +106,127 @@ def test_the_exported_configuration_says_what_the_source_said(tmp_path, case):
     assert {name: ours.get(name) for name in theirs.keys() - ignored} == {
         name: theirs[name] for name in theirs.keys() - ignored
     }
+
+
+from transformers import NemotronHConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE  # noqa: E402
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (  # noqa: E402
+    Qwen3MoeExperts,
+    Qwen3MoeTopKRouter,
+)
+
+
+def latent_form(config: Qwen3MoeConfig, latent_dim: int) -> NemotronHMoE:
+    layer = NemotronHMoE(
+        NemotronHConfig(
+            hidden_size=config.hidden_size,
+            n_routed_experts=config.num_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+            moe_intermediate_size=config.moe_intermediate_size,
+            moe_latent_size=latent_dim,
+            moe_shared_expert_intermediate_size=1,
+        )
+    )
+    inner = deepcopy(config)
+    inner.hidden_size = latent_dim
+    layer.add_module("experts", Qwen3MoeExperts(inner))
+    layer.add_module("gate", Qwen3MoeTopKRouter(config))
+    for parameter in layer.shared_experts.parameters():
+        torch.nn.init.zeros_(parameter)
+    return layer
+
+
+def theirs(directory: Path, latent_dim: int) -> Qwen3MoeForCausalLM:
+    """The model of a directory of ours."""
+    fields = check_checkpoint(directory)
+    assert fields.experts is not None
+    head: dict[str, Any] = {"head_dim": fields.head_dim}
+    config = Qwen3MoeConfig(
+        **head,
+        vocab_size=fields.vocab_size,
+        hidden_size=fields.embed_dim,
+        num_hidden_layers=fields.num_layers,
+        num_attention_heads=fields.num_heads,
+        num_key_value_heads=fields.num_kv_heads,
+        num_experts=fields.experts.num_experts,
+        num_experts_per_tok=fields.experts.num_experts_per_tok,
+        moe_intermediate_size=fields.experts.expert_dim,
+        norm_topk_prob=fields.experts.norm_topk_prob,
+        rms_norm_eps=fields.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": fields.rope_theta},
+        tie_word_embeddings=fields.tie_embeddings,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    stored = {
+        name: torch.from_numpy(x) for name, x in load_file(directory / "model.safetensors").items()
+    }
+    for i, layer in enumerate(model.model.layers):
+        layer.mlp = latent_form(config, latent_dim)
+        experts = f"model.layers.{i}.mlp.experts"
+        gate, up, down = (
+            torch.stack([stored.pop(f"{experts}.{j}.{part}_proj.weight") for j in range(8)])
+            for part in ("gate", "up", "down")
+        )
+        stored |= {
+            f"{experts}.gate_up_proj": torch.cat([gate, up], 1),
+            f"{experts}.down_proj": down,
+        }
+    found = model.load_state_dict(stored, strict=False)
+    assert not found.unexpected_keys
+    assert all(".shared_experts." in name for name in found.missing_keys)
+    return model.float().eval()
+
+
+def test_logits_are_those_of_the_parts_of_transformers(tmp_path):
+    """Our directory's tensors have the names that those parts have."""
+    policy = Policy.from_config(EXPERTS["bigmac"])
+    export(tmp_path / "out", policy, jax.device_put(lively_params(policy)), jnp.float32)
+    assert policy.config.experts is not None
+    expected = their_logits(theirs(tmp_path / "out", policy.config.experts.latent_dim))
+    ours = our_logits(*ours_of(tmp_path / "out"))
+    assert np.ptp(expected) > 1
+    np.testing.assert_allclose(ours, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+EXAMPLES = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
+
+
+def their_loss(model, micro: MicroBatch, num_tokens: int):
+    """By the model's own loss, over the rows as they are packed."""
+    starts = micro.positions == 0
+    example = starts.cumsum(axis=1)  # each position of padding is one of its own
+    sees = example[:, :, None] == example[:, None, :]
+    sees &= np.tril(np.ones(sees.shape[1:], bool))
+    shifted = np.where(micro.weights > 0, np.roll(micro.tokens, -1, axis=1), -100)
+    labels = np.roll(shifted, 1, axis=1)  # they are shifted by the model
+    labels[:, 0] = -100
+    return model(
+        input_ids=torch.from_numpy(micro.tokens).long(),
+        position_ids=torch.from_numpy(micro.positions).long(),
+        attention_mask=torch.from_numpy(sees)[:, None],
+        labels=torch.from_numpy(labels).long(),
+        num_items_in_batch=torch.tensor(num_tokens),
+        use_cache=False,
+    ).loss
+
+
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_loss_and_gradients_are_those_of_transformers(tmp_path, case):
+    model = build(case).float()
+    model.save_pretrained(tmp_path / "model")
+    examples = make_examples()
+    micro_batches = packed(examples)
+    ours = learned(tmp_path / "model", micro_batches, tmp_path)
+
+    num_tokens = sum(int(one.in_loss.sum()) for one in examples)
+    losses = [their_loss(model, micro, num_tokens) for micro in micro_batches]
+    loss = torch.stack(losses).sum()
+    loss.backward()
+    theirs = {name: x.grad.numpy() for name, x in model.named_parameters() if x.grad is not None}
+
+    assert ours.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert ours.gradients.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        size = np.abs(gradient).max()
+        assert size > 1e-4, name
+        np.testing.assert_allclose(ours.gradients[name], gradient, atol=1e-4 * size, err_msg=name)

@@ -102,9 +102,7 @@ BASE_CHANGED = ("pissa_niter_16", "OLoRA", "loftq", "ours", 1)
         *((changed(init_lora_weights=x), f"'init_lora_weights' is {x!r}") for x in BASE_CHANGED),
     ],
 )
-def test_one_that_is_damaged_or_of_another_kind_is_refused(
-    adapter: Path, damage: Callable[[Path], None], generated: str
-):
+def test_one_that_is_damaged_or_of_another_kind_is_refused(adapter, damage, generated):
     damage(adapter)
     refused(adapter, POLICY, generated)
 
@@ -155,9 +153,7 @@ FIRST = "base_model.model.model.layers.0"
         ),
     ],
 )  # fmt: skip
-def test_fields_of_experts_that_the_tensors_contradict_are_refused(
-    tmp_path: Path, fields: dict[str, Any], generated: str
-):
+def test_fields_of_experts_that_the_tensors_contradict_are_refused(tmp_path, fields, generated):
     of_experts(tmp_path)
     changed(**fields)(tmp_path / "moe")
     refused(tmp_path / "moe", MOE, generated)
@@ -195,9 +191,7 @@ NO_EFFECT = (
 
 
 @pytest.mark.parametrize("fields", NO_EFFECT)
-def test_fields_without_effect_on_a_trained_adapter_are_let_through(
-    adapter: Path, fields: dict[str, Any]
-):
+def test_fields_without_effect_on_a_trained_adapter_are_let_through(adapter, fields):
     changed(**fields)(adapter)
     assert read_adapter(adapter, POLICY) == LORA
 
@@ -233,9 +227,7 @@ def test_one_of_another_model_is_refused(adapter: Path, other: dict[str, int]):
         ({"targets": ("q_proj",)}, "--lora.targets is 'q_proj': expected"),
     ],
 )
-def test_options_that_it_contradicts_are_refused(
-    adapter: Path, options: dict[str, Any], generated: str
-):
+def test_options_that_it_contradicts_are_refused(adapter, options, generated):
     with pytest.raises(UserError) as error:
         build_lora(LoraConfig(adapter=str(adapter), **options), POLICY)
     assert generated in str(error.value) and "leave the option out" in str(error.value)
@@ -333,9 +325,7 @@ def renamed(part: str, other: str) -> Callable[[dict[str, np.ndarray]], None]:
         (fewer("layers.1.self_attn.o_proj.lora_B"), "o_proj.lora_B.weight' is missing"),
     ],
 )
-def test_tensors_that_peft_would_not_read_as_they_are_named_are_refused(
-    adapter: Path, change: Callable[[dict[str, np.ndarray]], None], generated: str
-):
+def test_tensors_that_peft_would_not_read_as_they_are_named_are_refused(adapter, change, generated):
     tensors = stored(adapter)
     change(tensors)
     restore(adapter, tensors)

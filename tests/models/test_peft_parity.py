@@ -36,9 +36,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("targets", TARGETS, ids=["all", "q-v", "some"])
-def test_peft_loads_our_adapter_and_gives_its_logits(
-    base: Path, tmp_path: Path, targets: list[str]
-):
+def test_peft_loads_our_adapter_and_gives_its_logits(base: Path, tmp_path, targets: list[str]):
     policy, params = ours_of(base)
     if policy.config.experts is not None:  # beside which no MLP has an adapter
         targets = [target for target in targets if not target.startswith("mlp")]
@@ -201,9 +199,7 @@ def test_adapters_load_in_both_alike(tmp_path: Path, fields: dict[str, Any]):
 
 @pytest.mark.filterwarnings("ignore:.*changes the base weights")
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
-def test_adapters_that_change_their_base_are_refused_until_peft_has_made_them_plain(
-    tmp_path: Path, init: str
-):
+def test_adapters_that_change_their_base_are_refused_until_peft_has_made_them_plain(tmp_path, init):
     build("llama").save_pretrained(tmp_path / "base")
     policy, params = ours_of(tmp_path / "base")
     torch.manual_seed(0)

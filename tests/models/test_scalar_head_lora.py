@@ -133,9 +133,7 @@ def test_new_adapters_have_the_head_of_their_base(dtype: Any):
 @pytest.mark.parametrize(
     "policy, task, names", [(CRITIC, "TOKEN_CLS", HEAD), (REWARD, "SEQ_CLS", HEAD[:1])]
 )
-def test_what_was_written_is_read(
-    tmp_path: Path, policy: Policy, task: str, names: tuple[str, ...]
-):
+def test_what_was_written_is_read(tmp_path, policy: Policy, task: str, names: tuple[str, ...]):
     lora = lora_of(policy)
     learned = numbered(lora.abstract_params)
     export_adapter(tmp_path / "adapter", lora, learned, tmp_path / "base")

@@ -13,7 +13,7 @@ from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import BurstResult, Split
 
-DP8, _, DP2TP4, TP8 = SPLITS
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 MODEL = made_up_latency(
     dict(zip(SPLITS, (1.0, 1.2, 1.4, 1.5), strict=True)),
     dict.fromkeys(SPLITS, 0.1),

@@ -173,9 +173,7 @@ def new_row(rng: np.random.Generator, has_branches: bool) -> Row:
     ("branches", "count", "num_draft_tokens"),
     [(False, 1, 3), (False, 8, 1), (True, 1, 1), (True, 2, 3), (True, 8, 3)],
 )
-def test_rows_that_share_their_room_are_predicted(
-    branches: bool, count: int, num_draft_tokens: int
-):
+def test_rows_that_share_their_room_are_predicted(branches, count, num_draft_tokens):
     """The room of a step is given to the likeliest tokens of all rows, as `device/draft/token_batch.py` does."""
     rng, draft, acceptance = np.random.default_rng(2), 7, learned(branches)
     ahead = np.arange(1, draft + 1)

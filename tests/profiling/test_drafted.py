@@ -23,7 +23,7 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
-DP8, _, DP2TP4, TP8 = SPLITS
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 ALIKE = Workload(np.full(16, 10), np.full(16, 120), CAP)  # two rows in each group of DP8
 EVERY = MACHINE.check_every // 2  # steps between two tests of a burst with drafts
 BELIEVED = HALF.accept_prob  # that none is worth nothing
@@ -102,7 +102,7 @@ def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
     assert done.total_s == pytest.approx(done.spent("prefill", "decode", "balance"))
 
 
-@pytest.mark.slow  # `test_replayed_pools.py` has it without drafts
+@pytest.mark.slow  # `test_oracle.py` has it without drafts
 @settings(deadline=None, max_examples=12)
 @given(queued, st.integers(12, 40), st.booleans())
 def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):

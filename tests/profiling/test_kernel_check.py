@@ -118,9 +118,7 @@ def test_what_was_right_is_asked_once_and_what_was_wrong_again(broken, tmp_path,
     assert len(seen(kept=path)) == 2
 
 
-def test_kernels_of_a_model_with_other_processes_devices_are_checked_here(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_kernels_of_a_model_with_other_processes_devices_are_checked_here(monkeypatch):
     """With `--placement split`, process 0 has no device of the critic."""
     looked: list[object] = []
 

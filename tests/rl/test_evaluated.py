@@ -133,9 +133,7 @@ def test_the_majority_is_the_mean_over_the_answers_that_most_samples_have(rows):
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=30), st.integers(0, 3))
-def test_the_interval_is_the_normal_one_over_problems_that_have_a_value(
-    values: list[float], unknown: int
-):
+def test_the_interval_is_the_normal_one_over_problems_that_have_a_value(values, unknown):
     found = Estimate.of(np.array([*values, *[np.nan] * unknown]))
     n, mean = len(values), math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)

@@ -19,7 +19,7 @@ from pat_jax.rl.batches.batches import token_weights
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.data.examples import Example, Pair
 
-# Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
+# Made by trl_losses.py; test_trl_parity.py holds it against TRL.
 TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
 GIVEN = TRL["given"]
 LENGTHS = [[len(x) for x in pair] for pair in GIVEN["logprobs"]]

@@ -258,9 +258,7 @@ def those_of_transformers(directory: Path) -> tuple[int, ...]:
         (None, {"eos_token_id": 3, "text_config": {"eos_token_id": 9}}, (3,)),
     ],
 )
-def test_they_are_those_of_transformers(
-    tmp_path: Path, generation: Fields, config: Fields, ids: tuple[int, ...]
-):
+def test_they_are_those_of_transformers(tmp_path, generation, config, ids):
     write(tmp_path, generation, config)
     assert named_eos_ids(tmp_path) == those_of_transformers(tmp_path) == ids
 

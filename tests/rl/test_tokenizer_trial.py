@@ -106,9 +106,7 @@ def test_a_sound_one_is_tried_once(tmp_path: Path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("tokenizer_class", ["MineTokenizer", "PreTrainedTokenizerFast"])
-def test_the_code_of_a_checkpoint_is_not_run(
-    tmp_path: Path, monkeypatch, where: str, tokenizer_class: str
-):
+def test_the_code_of_a_checkpoint_is_not_run(tmp_path, monkeypatch, where, tokenizer_class):
     """Nor is anybody asked whether it may: there is nobody to answer."""
     write_tokenizer(tmp_path, eos_token="<eos>")
     ran = tmp_path / "it_ran"

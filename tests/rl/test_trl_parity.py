@@ -4,6 +4,7 @@ Where the two differ on purpose: TRL clamps no exponents, and its clip of CISPO 
 itself, ours at 1 + epsilon_high.
 """
 
+import json
 from collections import defaultdict
 from dataclasses import fields
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ pytest.importorskip("trl", reason="needs the `parity` extra")
 from trl.trainer.grpo_config import GRPOConfig  # noqa: E402 - it imports torch
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
+from trl_losses import RECORDED, everything  # noqa: E402
 
 DEFAULTS = {x.name: x.default for x in fields(GRPOConfig)}
 KL_ALONE, BY_SEQUENCE = {"use_bias_correction_kl": False}, {"loss_aggregation": "sequence"}
@@ -141,3 +143,19 @@ def test_grpo_is_trls_default_but_for_the_bound_of_the_ratio():
     assert ours["scale_rewards"] == theirs["scale_rewards"]
     assert AlgorithmConfig.beta == theirs["beta"]
     assert ours["delta"] == 3.0 and theirs["delta"] is None
+
+
+def assert_same(found, recorded) -> None:
+    if isinstance(recorded, dict):
+        assert found.keys() == recorded.keys()
+        for name in recorded:
+            assert_same(found[name], recorded[name])
+    elif isinstance(recorded, list):
+        for one, wanted in zip(found, recorded, strict=True):
+            assert_same(one, wanted)
+    else:
+        np.testing.assert_allclose(found, recorded, rtol=1e-7, atol=1e-8)
+
+
+def test_trl_gives_what_is_recorded():
+    assert_same(json.loads(json.dumps(everything())), json.loads(RECORDED.read_text()))

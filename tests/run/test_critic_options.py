@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -77,9 +76,7 @@ def built(policy: Path, *options: str) -> Setup:
         (replace(QWEN3, max_position=64), ["184 tokens of the longest prompt and response", "64"]),
     ],
 )
-def test_a_critic_that_cannot_read_the_policys_tokens_is_refused(
-    policy: Path, tmp_path: Path, config: Any, words: list[str]
-):
+def test_a_critic_that_cannot_read_the_policys_tokens_is_refused(policy, tmp_path, config, words):
     other = tmp_path / "other"
     if config is not None:
         write_checkpoint(other, config)
@@ -146,18 +143,14 @@ def test_policy_reference_and_critic_share_one_frozen_base(policy: Path):
     ],
     ids=" ".join,
 )
-def test_options_for_the_policys_experts_are_none_of_a_dense_critic(
-    policy: Path, tmp_path: Path, options: list[str]
-):
+def test_options_for_the_policys_experts_are_none_of_a_dense_critic(policy, tmp_path, options):
     routed = write_checkpoint(tmp_path / "routed", ROUTED)
     roles = built(policy, "--model", str(routed), "--critic.model", str(policy), *options).roles
     assert roles.policy.policy.config.experts is not None
     assert roles.critic is not None and roles.critic.policy.config.experts is None
 
 
-def test_a_reference_on_fewer_devices_divides_its_experts_as_these_can(
-    policy: Path, tmp_path: Path
-):
+def test_a_reference_on_fewer_devices_divides_its_experts_as_these_can(policy: Path, tmp_path):
     routed = write_checkpoint(tmp_path / "routed", ROUTED)
     options = ["--algorithm.beta", "0.1", "--placement.reference", "1"]
     roles = built(policy, "--model", str(routed), *options, "--rollout.expert_parallel", "2").roles

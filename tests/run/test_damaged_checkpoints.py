@@ -123,9 +123,7 @@ def written(text: str) -> Damage:
         (written('{"a": [1e999, 2]}'), "pat_jax_files.json cannot be read"),
     ],
 )
-def test_without_the_checksums_of_all_files_none_is_trusted(
-    folder: Path, damage: Damage, words: str
-):
+def test_without_the_checksums_of_all_files_none_is_trusted(folder, damage, words):
     damage(folder / "20" / MANIFEST)
     check_fingerprint(folder, MODEL)
     with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
@@ -142,9 +140,7 @@ def test_a_file_of_the_system_is_no_damage(folder: Path):
         assert checkpoints.restore(ABSTRACT)[0] == 20
 
 
-def test_a_checkpoint_is_not_there_before_its_checksums_are(
-    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_checkpoint_is_not_there_before_its_checksums_are(folder, checkpoints, monkeypatch):
     """So that a kill leaves none without."""
     seen = []
 
@@ -174,9 +170,7 @@ def test_what_is_no_checkpoint_is_moved_aside(folder: Path, name: str, is_file: 
     assert ((folder.with_name(DAMAGED) / name).exists() and not stray.exists()) or name == "30"
 
 
-def test_where_all_are_damaged_a_sentence_says_where_they_are(
-    folder: Path, checkpoints: Checkpointer
-):
+def test_where_all_are_damaged_a_sentence_says_where_they_are(folder, checkpoints):
     for step in ("10", "20"):
         empty(folder / step / "state" / "manifest.ocdbt")
     with pytest.raises(UserError, match=rf"no checkpoint to resume from in .*{DAMAGED}"):
@@ -280,9 +274,7 @@ def test_who_is_interrupted_while_waiting_has_the_checkpoint_pending_still(
     assert (folder / "30" / MANIFEST).exists()
 
 
-def test_a_disk_without_room_is_seen_before_anything_is_written(
-    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_without_room_is_seen_before_anything_is_written(folder, checkpoints, monkeypatch):
     usage = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000))
     before = files_of(folder)

@@ -124,9 +124,7 @@ def test_options_of_config_yaml_can_be_given_again(tasks: list[Task], model: str
 @pytest.mark.parametrize(
     "move", [pytest.param(Path.rename, marks=pytest.mark.slow), shutil.copytree]
 )
-def test_a_folder_that_lies_elsewhere_has_no_other_options(
-    tasks: list[Task], model: str, tmp_path: Path, move
-):
+def test_a_folder_that_lies_elsewhere_has_no_other_options(tasks, model, tmp_path, move):
     asked = {"model": model, "data": ROWS_OF_SUMS, "eval": {"data": ROWS_OF_SUMS[:7], "every": 2}}
     pat_jax.train(OPTIONS, run_dir=str(tmp_path / "old"), **asked)
     move(tmp_path / "old", tmp_path / "new")
@@ -151,9 +149,7 @@ def test_a_folder_of_another_run_gets_none(tasks: list[Task], model: str, tmp_pa
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_second_start_that_fails_takes_none_from_the_first(
-    tasks: list[Task], model: str, tmp_path: Path, monkeypatch
-):
+def test_a_second_start_that_fails_takes_none_from_the_first(tasks, model, tmp_path, monkeypatch):
     """The second begins while the first has not written its options yet, and ends at once."""
     asked: dict[str, Any] = {"model": model, "data": ROWS_OF_SUMS, "run_dir": str(tmp_path / "run")}
     build = train.build

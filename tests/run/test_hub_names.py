@@ -26,11 +26,10 @@ from pat_jax.run.files.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.roles.role_params import loaded
 from pat_jax.run.sft import setup as sft
-from pat_jax.run.start.engine_setup import build_engine
-from pat_jax.run.start.setup import build, model_config
+from pat_jax.run.start.setup import build
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
-from tests.runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
+from tests.runs import QWEN3, SMALL_ROLLOUT, engine_of, write_checkpoint, write_problems
 
 MODEL, ADAPTER, DATA = "owner/tiny", "owner/adapter", "owner/sums"
 OPTIONS = [
@@ -130,14 +129,8 @@ def test_weights_are_asked_for_last(described: str, options: list[str], words: s
 
 
 def test_a_profile_needs_no_weights(described: str):
-    options, devices = [*OPTIONS, "--compute_dtype", "float32"], jax.devices()[:2]
-    config = parse([*options, "--model", described])
-    assert build_engine(
-        config.engine,
-        config.task,
-        model_config(config.task, config.layout_choice, devices),
-        devices,
-    ).layouts
+    config = parse([*OPTIONS, "--compute_dtype", "float32", "--model", described])
+    assert engine_of(config, jax.devices()[:2]).layouts
 
 
 def test_a_resumed_run_takes_no_folder_made_since(cache: Path, tmp_path: Path, monkeypatch):

@@ -231,9 +231,7 @@ class FailsInSecond(Seen):
 
 
 @pytest.mark.slow  # two runs
-def test_an_error_of_an_update_ends_the_run_and_keeps_the_step_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_error_of_an_update_ends_the_run_and_keeps_the_step_before(tmp_path, capsys):
     folder, options = tmp_path / "run", [*LAG, "--algorithm.num_iterations", "1"]
     with pytest.raises(RuntimeError, match="a device has gone"):
         trained(folder, *options, seen=(failed := FailsInSecond()))

@@ -9,11 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from runs import SMALL_ROLLOUT, TINY, run, saved_run, write_checkpoint, write_problems
+from file_runs import made, to_the_end
+from row_writing import write_lines
+from runs import SMALL_ROLLOUT, TINY, run, run_to_end, saved_run, write_checkpoint, write_problems
 
+from pat_jax import reward_model
+from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
+from pat_jax.rl.data.arithmetic import TOKENIZER, problems, worked
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.sft.inputs import shape_of_model
+from pat_jax.run.start.setup import build
 
 LORA = ["--lora.rank", "4", "--optimizer.learning_rate", "0.01"]
 
@@ -78,3 +86,42 @@ def test_what_is_exported_is_what_was_trained(tmp_path: Path, checkpoint: tuple[
     run(*options, *still, "--run_dir", str(tmp_path / "two"))
     _, begun, _ = saved_run(tmp_path / "two")
     assert_same_bits(begun.params, state.params)
+
+
+PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8"
+PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0"
+
+
+def train(folder: Path, *words: str) -> list[dict]:
+    """Runs the command's loop in this process; returns the metrics."""
+    config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
+    run_to_end(build(config, jax.devices()[: config.devices]))
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def learn_pairs(folder: Path, start: Path, judge: Path) -> None:
+    rows = [
+        {"prompt": one.text, "chosen": worked(one.text), "rejected": "#"}
+        for one in problems(1, "train").first(64)
+    ]
+    data = write_lines(folder / "pairs.jsonl", *rows)
+    words = ["--model", str(start), "--data", str(data), "--checkpoint.export_dir", str(judge)]
+    words += ["--run_dir", str(folder / "pairs")]
+    setup = made(*PAIRS.split(), *words, command=reward_model)
+    to_the_end(setup, reward_model.COMMAND)
+
+
+@pytest.mark.slow  # three runs
+def test_ppo_with_a_reward_model_that_began_as_its_policy(tmp_path: Path):
+    start, judge, critic = (tmp_path / name for name in ("start", "judge", "critic"))
+    train(tmp_path / "first", "--steps", "0", "--checkpoint.export_dir", str(start))
+    learn_pairs(tmp_path, start, judge)
+    rewards = ["--reward", f"model:{judge}", "exact", "--reward_weights", "1", "0"]
+    rows = train(tmp_path / "ppo", *rewards, "--critic.export_dir", str(critic))
+    for row in (row for row in rows if "eval/reward" in row):
+        assert row["eval/reward"] == row["eval/reward/judge"] != row["eval/reward/exact"]
+    assert np.isfinite([row["critic/explained_variance"] for row in rows if row["step"]]).all()
+    for folder in (start, judge, critic):
+        tokenizer, shape = HuggingFaceTokenizer(folder), shape_of_model(str(folder), "scalar")
+        assert tokenizer.encode(TOKENIZER.alphabet) == TOKENIZER.encode(TOKENIZER.alphabet)
+        assert tokenizer.eos_ids == TOKENIZER.eos_ids and shape.vocab_size == TOKENIZER.vocab_size

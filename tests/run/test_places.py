@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast, get_args
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 from fakes import FakeDevice
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import QWEN3, TINY
+from placed_runs import WAITED, differences, ended, waited
+from runs import JUDGE, QWEN3, TINY, write_checkpoint
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
@@ -154,9 +156,7 @@ SPLIT = "--placement split --algorithm ppo"
         ((2,) * 4, f"{SPLIT} {LAG}", "placement.lag is 1: expected 0 with --placement split"),
     ],
 )
-def test_processes_that_cannot_be_cut_alike_or_split_are_told(
-    sizes: tuple[int, ...], options: str, expected: str
-):
+def test_processes_that_cannot_be_cut_alike_or_split_are_told(sizes, options, expected):
     assert_refused(of_processes(*sizes), options, expected)
 
 
@@ -200,9 +200,7 @@ def devices_of(hosts: int, processes: int, each: int) -> list[Any]:
     ("hosts", "processes", "each", "inside"),
     [(4, 1, 8, 8), (2, 2, 4, 8), (2, 8, 1, 8), (6, 1, 4, 4), (1, 4, 2, 2)],
 )
-def test_the_devices_of_a_host_divide_what_is_sent(
-    hosts: int, processes: int, each: int, inside: int
-):
+def test_the_devices_of_a_host_divide_what_is_sent(hosts, processes, each, inside):
     devices = devices_of(hosts, processes, each)
     model = padded_for(devices, replace(QWEN3, embed_dim=1536, num_heads=32, num_kv_heads=8))
     config = parse(SPLIT_RUN)
@@ -220,3 +218,19 @@ def test_the_devices_of_a_host_divide_what_is_sent(
 def test_hosts_that_cannot_be_halved_are_refused():
     with pytest.raises(OptionError, match="split needs an even number of processes and hosts"):
         Places.of(parse(SPLIT_RUN).placement, devices_of(3, 2, 4))
+
+
+PLACEMENTS = ("interleave", "dp8tp1"), ("separate", "dp4tp1")
+
+
+@pytest.mark.slow  # four runs; `training/test_carriers.py` and others hold each part
+def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path):
+    judge = write_checkpoint(tmp_path / "judge", JUDGE)
+    flat = ended(tmp_path / "flatten", judge, "--layout", "dp4tp1", "--devices", "4")
+    for name, layout in PLACEMENTS:
+        other = ended(tmp_path / name, judge, "--placement", name, "--layout", layout)
+        assert differences(other, flat) == [] and other.compiled == []
+        early = WAITED if name == "separate" else []
+        assert waited(other.rows) == [early] * len(flat.rows) != []
+        devices = [4, 5, 6, 7] if name == "separate" else [*range(8)]
+        assert set(map(tuple, other.devices.values())) == {tuple(devices)}

@@ -1,6 +1,7 @@
-"""The picture of a rollout: it is drawn, it shows what the trace says, the trace comes back."""
+"""Pictures of rollouts, and a run read back from the files of its folder."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,8 +12,10 @@ import pytest
 from pages import words_of
 from traces import SWITCH, TRACE
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.html.charts import Line, Plot
 from pat_jax.common.html.figure import LETTER, Figure
+from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.executor import Collected
 from pat_jax.engine.record.plot import draw_rollout, draw_rollouts, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
@@ -20,6 +23,11 @@ from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import Copies
 from pat_jax.planning.draft_counts import NONE_DRAFTED, DraftResult
 from pat_jax.planning.types import BurstResult, DraftPrediction, Split
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.curves import draw_curves
+from pat_jax.run.logging.page.run_page import RunPage
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.results.saved_run import SavedRun
 
 
 def svg_of(figure: Figure) -> Element:
@@ -164,3 +172,67 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
     assert drafts.predicted_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
     assert drafts.saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
     assert RolloutTrace.from_fields(json.loads(report.trace.to_json())) == report.trace
+
+
+OF_TWO_BURSTS = RolloutTrace((0.0, 1.0), (0, 8), (4, 2), ("dp2tp1", "dp1tp2"), 2.0, 16)
+SAMPLE = Sample("1+1=", "<b>2", 1.0, 2, "stop")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> SavedRun:
+    (tmp_path / "config.yaml").write_text(dump(parse(["--preset", "demo", "--steps", "3"])))
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(0, {"eval/reward": 0.25})
+        for step in (1, 2, 3):
+            row = {"reward/mean": step / 4, "train/loss": math.nan, "timing/rollout": 1}
+            metrics.write(step, row)
+        metrics.samples(1, [SAMPLE])
+    return SavedRun(tmp_path)
+
+
+def test_it_has_what_the_run_wrote(saved: SavedRun):
+    assert (saved.config.steps, saved.config.rollout.min_rows) == (3, 64)
+    assert [row["step"] for row in saved.metrics] == [0, 1, 2, 3]
+    assert dict(saved.samples) == {1: [SAMPLE]}
+    assert "reward 0.250 -> 0.750" in repr(saved) and str(saved.folder) in repr(saved)
+    assert "<td" in saved.samples._repr_html_() and "&lt;b&gt;2" in saved.samples._repr_html_()
+    with pytest.raises(UserError, match=r"rollout\.json is not there"):
+        _ = saved.rollout
+    plot_rollout(OF_TWO_BURSTS, saved.folder / "rollout.svg")
+    assert saved.rollout == OF_TWO_BURSTS
+
+
+def test_curves_are_of_what_was_measured(saved: SavedRun):
+    drawn = [{line.name: line for line in plot.lines} for plot in saved.plot().plots]
+    panels = [{"reward/mean", "eval/reward"}, {"train/loss"}, {"timing/rollout"}]
+    assert [set(panel) for panel in drawn] == panels
+    assert drawn[0]["reward/mean"].points == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [len(plot.lines) for plot in saved.plot("reward/mean", "eval/reward").plots] == [1, 1]
+    with pytest.raises(UserError, match="has no metric 'reward/men'"):
+        saved.plot("reward/men")
+    assert draw_curves([]).svg()  # of a run that has just begun
+
+
+@pytest.mark.parametrize("draw", [SavedRun.plot, SavedRun.plot_rollout])
+def test_figures_show_themselves_in_a_cell(saved: SavedRun, draw):
+    plot_rollout(OF_TWO_BURSTS, saved.folder / "rollout.svg")
+    picture = draw(saved)._repr_svg_()
+    assert ElementTree.fromstring(picture).tag.endswith("svg") and len(picture) < 50_000
+
+
+def test_the_rollouts_of_its_page_are_drawn_by_name(saved: SavedRun):
+    with pytest.raises(UserError, match="rollout is 'first': expected one of none yet in"):
+        saved.plot_rollout("first")
+    with (page := RunPage(saved.folder)).kept(0):
+        page.rollout(1, OF_TWO_BURSTS)
+        page.rollout(2, replace(OF_TWO_BURSTS, total_s=3.0))
+    steps = {name: one.step for name, one in saved.rollouts.items()}
+    assert steps == {"first": 1, "slowest": 2, "newest": 2}
+    for name, seconds in (("first", 2), ("slowest", 3)):
+        (plot,) = saved.plot_rollout(name).plots
+        assert f"in {seconds} s" in plot.title
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"has no config\.yaml: expected the folder of a run"):
+        SavedRun(tmp_path)

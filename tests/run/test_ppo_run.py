@@ -198,9 +198,7 @@ def completions(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # two more runs
-def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(
-    whole: tuple[Path, Recorded], judge: Path, tmp_path: Path
-):
+def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(whole, judge, tmp_path):
     folder = tmp_path / "resumed"
     first = trained(folder, "--steps", "2", judge=judge)
     second = trained(folder, "--steps", "3", "--resume", "true", judge=judge)
@@ -209,9 +207,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(
     assert without_times(second.rows[2:]) == without_times(whole[1].rows[2:])
 
 
-def test_the_critic_is_exported_as_a_token_classifier_with_the_values_it_has(
-    whole: tuple[Path, Recorded],
-):
+def test_the_critic_is_exported_as_a_token_classifier_with_the_values_it_has(whole):
     folder, found = whole
     config = read_config(folder.parent / "critic")
     assert (config.head, config.head_bias) == ("scalar", True)

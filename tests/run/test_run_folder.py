@@ -154,9 +154,7 @@ OPEN = [
 
 @pytest.mark.parametrize("reward", OPEN)
 @pytest.mark.parametrize("resume", [["--resume"], ["--resume", "auto"]])
-def test_no_code_and_no_address_is_taken_from_a_folder(
-    tmp_path: Path, reward: str, resume: list[str]
-):
+def test_no_code_and_no_address_is_taken_from_a_folder(tmp_path, reward: str, resume: list[str]):
     """Which may be from somebody else."""
     config = parse(["--preset", "demo", "--reward", "exact", reward])
     (tmp_path / CONFIG_FILE).write_text(dump(config))

@@ -1,23 +1,34 @@
-"""Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
+"""Learning from files, of examples or pairs, whole or adapters: it learns, compiles nothing late, resumes."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
 from file_runs import Whole, made, stop_at, to_the_end
 from metrics_table import untold
+from plain_model import outputs
 from row_writing import write_lines
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
+from safetensors.numpy import load_file, save_file
 
+from pat_jax import reward_model, sft
 from pat_jax.common.errors import UserError
 from pat_jax.config.role_table import POLICY
-from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
+from pat_jax.models.policy import Policy
+from pat_jax.rl.algorithm.preferences import agreement
 from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
 from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.data.examples import Pair
+from pat_jax.rl.text.scored_text import scored_tokens
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.logging.metrics import read_metrics
@@ -94,9 +105,7 @@ def test_it_learns_what_it_is_shown(whole: Whole):
     assert untold(names) == set()
 
 
-def test_gradients_that_stay_no_numbers_end_a_run(
-    whole: Whole, given_options, tmp_path, monkeypatch
-):
+def test_gradients_that_stay_no_numbers_end_a_run(whole, given_options, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     setup = made(*given_options, "--run_dir", str(folder))
     monkeypatch.setattr(loop, "MOST_IN_A_ROW", 2)
@@ -137,9 +146,7 @@ def test_the_export_is_the_policy_of_the_last_checkpoint(whole: Whole):
 
 
 @pytest.mark.parametrize("at", [7, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_stopped_run_goes_on_bit_for_bit(
-    whole: Whole, given_options, tmp_path, capsys, monkeypatch, at: int
-):
+def test_a_stopped_run_goes_on_bit_for_bit(whole, given_options, tmp_path, capsys, monkeypatch, at):
     folder = tmp_path / "run"
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)  # `whole` has
     setup = made(*given_options, "--run_dir", str(folder))
@@ -187,3 +194,159 @@ def test_reinforcement_learning_begins_from_the_export(tmp_path: Path):
     assert "step 2/2" in output
     rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
     assert np.isfinite([row["train/loss"] for row in rows[1:]]).all()
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory) -> tuple[Path, list[str], SftSetup]:
+    """The folder of a run to the end, its options, and what it was made of."""
+    folder = tmp_path_factory.mktemp("runs") / "adapted"
+    base, data = write_checkpoint(folder / "base"), write_problems(folder / "sums.jsonl")
+    options = [
+        *("--model", str(base), "--data", str(data), "--run_dir", str(folder / "run")),
+        *("--data.prompt_key", "question", "--data.completion_key", "answer"),
+        *("--devices", "2", "--max_length", "64", "--tokens_per_micro_batch", "256"),
+        *("--batch_size", "8", "--steps", "12", "--eval.every", "12", "--eval.share", "0.2"),
+        *("--lora.rank", "4", "--optimizer.learning_rate", "3e-2", "--lora.export", "adapter"),
+        *("--scan_layers", "true"),
+    ]
+    setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
+    assert to_the_end(setup).compiled == []
+    return folder, options, setup
+
+
+def test_adapters_learn_and_compile_nothing(adapted):
+    folder, _, _ = adapted
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    losses = [row["train/loss"] for row in rows[1:]]
+    assert len(losses) == 12 and losses[-1] < 0.9 * losses[0]
+
+
+def test_the_export_is_the_adapters_of_the_checkpoint(adapted):
+    folder, _, setup = adapted
+    lora = setup.trainer.trained.lora
+    with Checkpointer(folder / "run" / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
+        step, state, _ = checkpoints.restore({"train": setup.trainer.abstract_state})
+    params = jax.device_get(state["train"].params)
+    assert step == 12 and lora and set(params) == set(lora.modules)
+    assert all(np.any(adapter.b) for adapter in params.values())
+    known = read_adapter(folder / "adapter", setup.policy)
+    assert (known.rank, known.modules) == (4, lora.modules)
+    assert_same_bits(load_adapter(folder / "adapter", known), params)
+
+
+def test_a_resumed_run_wants_its_own_base(adapted, tmp_path: Path):
+    folder, options, compiled = adapted
+    other = tmp_path / "other"
+    shutil.copytree(folder / "base", other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] + np.float32(1e-3)
+    save_file(weights, other / "model.safetensors")
+    elsewhere = ["--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")]
+    setup = made(*options, "--resume", *elsewhere)
+    roles = replace(compiled.roles, models=setup.roles.models)  # the programs are there
+    run = SftRun(replace(setup, roles=roles), StopSignals())
+    with pytest.raises(UserError, match="are of another base, whose weights differ"):
+        run.begin()
+    run.files.release()
+
+
+PAIR_STEPS = 12
+PAIR_OPTIONS = [
+    *("--devices", "2", "--max_length", "64", "--tokens_per_micro_batch", "512"),
+    *("--batch_size", "16", "--steps", str(PAIR_STEPS), "--eval.every", "6", "--eval.share", "0.2"),
+    *("--checkpoint.every", "5", "--optimizer.learning_rate", "1e-2"),
+]
+
+
+def write_pairs(path: Path) -> Path:
+    """The polite answer is preferred, whether it is right or not."""
+    words = [("Sure", "Ugh"), ("Gladly", "Meh")]
+    rows = [
+        {"prompt": f"{i}+{j}?", "chosen": f"{good} {i + j}", "rejected": f"{bad} {i + j}"}
+        for i in range(8)
+        for j in range(8)
+        for good, bad in [words[(i + j) % 2]]
+    ]
+    return write_lines(path, *rows)
+
+
+@pytest.fixture(scope="module")
+def pair_options(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("given")
+    model, data = write_checkpoint(folder / "model"), write_pairs(folder / "pairs.jsonl")
+    return [*PAIR_OPTIONS, "--model", str(model), "--data", str(data)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "reward_model",
+        pytest.param("lora", marks=pytest.mark.slow),
+        pytest.param("dpo", marks=pytest.mark.slow),
+        pytest.param("dpo lora", marks=pytest.mark.slow),
+    ],
+)
+def of_pairs(pair_options, tmp_path_factory, request) -> Whole:
+    folder, kind = tmp_path_factory.mktemp("runs") / "of_pairs", request.param
+    options = [*pair_options, "--run_dir", str(folder)]
+    options += ["--checkpoint.export_dir", str(folder / "exported")]
+    options += ["--lora.rank", "4"] * ("lora" in kind)
+    command = sft if "dpo" in kind else reward_model
+    options += ["--loss", "dpo"] * ("dpo" in kind)
+    return to_the_end(made(*options, command=command), command.COMMAND)
+
+
+def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
+    """Of an exported reward model, computed one text after another."""
+    model = check_checkpoint(export)
+    policy = Policy.from_config(model)
+    params = load_params(export, policy, None, jnp.dtype(jnp.float32))
+    assert not model.head_bias
+    both = [(pair.chosen.tokens, pair.rejected.tokens) for pair in pairs]
+    return np.array([[outputs(policy, params, x)[-1] for x in pair] for pair in both])
+
+
+def test_it_compiles_nothing_and_learns(of_pairs: Whole):
+    assert of_pairs.compiled == []
+    rows = read_metrics(of_pairs.folder / "metrics.jsonl")
+    evaluated = {row["step"]: row for row in rows if "eval/loss" in row}
+    assert list(evaluated) == [0, 6, PAIR_STEPS]
+    first, last = evaluated[0], evaluated[PAIR_STEPS]
+    assert first["eval/loss"] == pytest.approx(np.log(2)) and first["eval/accuracy"] == 0
+    assert last["eval/accuracy"] >= 0.95 and last["eval/loss"] < 0.4
+    assert rows[-1]["train/accuracy"] >= 0.9
+    assert untold({name for row in rows for name in row} - {"step", "time"}) == set()
+
+
+def test_the_export_gives_the_measured_rewards(of_pairs: Whole):
+    if of_pairs.setup.policy.config.head == "vocab":
+        assert check_checkpoint(of_pairs.folder / "exported").head == "vocab"
+        return
+    export, pairs = of_pairs.folder / "exported", list(of_pairs.setup.lessons.heldout)
+    measured = read_metrics(of_pairs.folder / "metrics.jsonl")[-1]
+    found = agreement(rewards_of(export, pairs))
+    for name, value in found.items():
+        assert measured[f"eval/{name}"] == pytest.approx(value, rel=1e-3, abs=1e-4)
+    tokenizer = HuggingFaceTokenizer(export)
+    assert any(
+        pair.chosen.tokens.tolist() == list(scored_tokens(tokenizer, "0+0?", "Sure 0"))
+        for pair in (*of_pairs.setup.lessons.train, *pairs)
+    )
+
+
+def test_a_stopped_run_on_pairs_goes_on_bit_for_bit(of_pairs: Whole, tmp_path, capsys, monkeypatch):
+    folder, command = tmp_path / "run", of_pairs.setup.config
+    module = reward_model if of_pairs.setup.policy.config.head == "scalar" else sft
+    monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
+    setup = replace(of_pairs.setup, config=replace(command, run_dir=str(folder)))
+    stop_at(7, setup, module.COMMAND)
+    again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
+    assert again in capsys.readouterr().err
+
+    resumed = made("--resume", "--run_dir", str(folder), command=module)
+    run = SftRun(replace(resumed, roles=of_pairs.setup.roles), StopSignals(), module.COMMAND)
+    ended = run.learn(run.begin())
+    assert_same_bits(jax.device_get(ended.state.params), of_pairs.params)
+    run.files.release()
+    ours, theirs = (read_metrics(x / "metrics.jsonl") for x in (folder, of_pairs.folder))
+    assert without_times(ours) == without_times(theirs)

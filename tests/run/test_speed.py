@@ -1,5 +1,8 @@
 """The speed of an update and the memory of devices, as they are logged."""
 
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +15,15 @@ from hypothesis import strategies as st
 from rollouts import group_of
 
 from pat_jax.common.chips import chips
+from pat_jax.common.timeline import Timeline, recorded, stage
+from pat_jax.config.command_line import parse
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.batches.types import Prompt, RolloutGroup
 from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of, sequence_lengths
+from pat_jax.run.logging.stage_log import log_stages
+from pat_jax.run.roles.places import Places
 from pat_jax.training.model_flops import matrix_weights, training_flops
 
 SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)
@@ -137,3 +144,50 @@ def test_what_a_device_does_not_say_is_no_metric():
     found = describe_update(devices, sequence_lengths(groups(8)), seconds=1.0, flops=1.0)
     assert set(found) == {"train/tokens_per_s"} and describe_memory(devices) == {}
     assert describe_memory(fakes("", None, 2**30, 3 * 2**29)) == {"memory/peak_gib": 1.5}
+
+
+DEVICES = jax.devices()[:4]
+FIRST, SECOND = DEVICES[:2], DEVICES[2:]
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    """Of an iteration whose scores are read while others are generated."""
+    found = Timeline()
+    found.add("update of the policy", SECOND, 116.0, 118.0)
+    found.add("rollout", FIRST, 100.0, 110.0)
+    found.add("scores of the reward model", SECOND, 104.0, 106.0)
+    found.add("scores of the reward model", SECOND, 110.0, 111.0)
+    found.add("log-probabilities of the policy", SECOND, 111.0, 111.001)
+    found.add("weights to the rollout", DEVICES, 118.0, 120.0)
+    return found
+
+
+def test_the_log_has_the_seconds_of_each_stage(timeline: Timeline, caplog):
+    places = Places.of(parse(("--placement", "separate")).placement, DEVICES)
+    with caplog.at_level(logging.INFO):
+        seconds = log_stages(timeline, places, 3)
+    assert caplog.messages == [
+        "step 3: rollout 10 s, scores of the reward model 3 s, update of the policy 2 s, "
+        "weights to the rollout 2 s"
+    ]
+    assert seconds["scores of the reward model"] == pytest.approx(3.0)
+    assert log_stages(timeline, places, 4) == {}
+
+
+def test_stages_of_all_threads_are_recorded_until_they_are_taken():
+    def read() -> None:
+        with stage("scores", SECOND):
+            time.sleep(0.01)
+
+    with recorded() as timeline:
+        with stage("rollout", FIRST), ThreadPoolExecutor(1) as lane:
+            lane.submit(read).result()
+        rollout, scores = timeline.take()
+        assert (rollout.name, scores.name) == ("rollout", "scores") and scores.devices == {*SECOND}
+        assert scores.end_s - scores.begin_s >= 0.01
+        assert rollout.begin_s <= scores.begin_s < scores.end_s <= rollout.end_s
+        assert timeline.take() == []
+    with stage("rollout", FIRST):
+        pass
+    assert timeline.take() == []

@@ -1,7 +1,7 @@
 """On-policy distillation: what a teacher says, which teachers fit, and what is made of it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +12,31 @@ import pytest
 from plain_model import outputs
 from rollouts import group_of
 from row_writing import write_lines
-from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
+from runs import (
+    QWEN3,
+    SMALL_ROLLOUT,
+    TINY,
+    presets_of_one_layer,
+    run_to_end,
+    write_checkpoint,
+    write_problems,
+)
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import TEACHER
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
+from pat_jax.models.presets import preset
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.rl.batches.types import Prompt, RolloutGroup
 from pat_jax.run.advantages import with_teacher
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.roles.role_params import load_frozen
 from pat_jax.run.start.setup import Setup, build
 from pat_jax.training.build import micro_shapes
@@ -121,9 +132,7 @@ def drop(vocabulary: dict[str, int]) -> None:
         (drop, r"whose token \d+ is 'z', which this one does not have; take a teacher of the same"),
     ],
 )
-def test_a_teacher_with_another_tokenizer_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, int]], None], words: str
-):
+def test_a_teacher_with_another_tokenizer_is_refused(tmp_path, change, words):
     teacher = write_checkpoint(tmp_path / "teacher")
     changed_tokenizer(teacher, change)
     with pytest.raises(UserError, match=words) as error:
@@ -196,3 +205,47 @@ def test_with_tokens_of_the_teacher_in_the_loss_advantages_are_the_rewards_alone
     assert measured == {}
     for ours, expected in zip(found, own, strict=True):
         np.testing.assert_array_equal(ours, 0.5 * expected)
+
+
+TOP_K = """
+    --layout dp1tp2 --seed 3 --warm_start.steps 2 --eval.every 0 --steps 4
+    --algorithm.name distill --optimizer.learning_rate 1e-2
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another random model with the demonstration's tokens."""
+    folder = tmp_path_factory.mktemp("teacher")
+    policy = Policy.from_config(preset("tiny", vocab_size=43))  # as many tokens as arithmetic has
+    export(folder, policy, policy.init(11), jnp.float32)
+    return folder
+
+
+def top_k_setup(other_model: Path, run_dir: Path, *more: str) -> Setup:
+    asked = ["--teacher.model", str(other_model), "--run_dir", str(run_dir)]
+    config = parse([*TINY, *TOP_K.split(), *asked, *more])
+    return build(config, jax.devices()[: config.devices])
+
+
+@pytest.mark.slow  # `training/test_teacher_top_k.py` has the updates
+def test_the_policy_comes_nearer_to_its_teacher(other_model: Path, tmp_path: Path):
+    made = top_k_setup(other_model, tmp_path / "run", "--teacher.top_k", "8")
+    assert not made.trainer.predicts  # no pass of the policy before its update
+    run_to_end(made)
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
+    apart = [row["train/teacher_kl"] for row in rows]
+    assert np.isfinite(apart).all() and apart[0] > apart[-1] > 0
+    # Rewards teach nothing: the loss is the KL.
+    assert [row["train/loss"] for row in rows] == pytest.approx(apart, rel=1e-5)
+
+
+def test_more_tokens_than_the_vocabulary_has_are_refused(other_model: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"--teacher\.top_k is 50: expected at most 43, the tokens"):
+        top_k_setup(other_model, tmp_path / "run", "--teacher.top_k", "50")

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +72,7 @@ def merged(base: Path, lora: Lora, adapters: Adapters) -> Params:
     ("dtype", "weight_dtype"),
     [pytest.param(jnp.float32, jnp.bfloat16, marks=pytest.mark.slow), (jnp.bfloat16, jnp.float32)],
 )
-def test_a_checkpoint_is_on_the_shards_of_every_layout(
-    base: Path, tmp_path: Path, dtype: Any, weight_dtype: Any
-):
+def test_a_checkpoint_is_on_the_shards_of_every_layout(base, tmp_path, dtype, weight_dtype):
     policy = policy_of(base)
     params = learned(policy.abstract_params, seed=1)
     params = jax.tree.map(lambda x: x.astype(weight_dtype), params)
@@ -106,9 +103,7 @@ def test_a_vocabulary_padded_for_other_devices_is_padded_for_these(
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp8"])
-def test_a_checkpoint_is_quantized_as_a_directory_is(
-    base: Path, tmp_path: Path, weights: WeightFormat
-):
+def test_a_checkpoint_is_quantized_as_a_directory_is(base: Path, tmp_path, weights: WeightFormat):
     plain = policy_of(base)
     policy, params = plain.with_weights(weights), load_params(base, plain, None, FLOAT32)
     save_run(tmp_path, base, params, step=3)
@@ -199,9 +194,7 @@ def run_dir(saved_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", [scratch, forget])
-def test_the_newest_that_is_whole_is_taken_and_nothing_is_touched(
-    base: Path, run_dir: Path, damage: Callable[[Path], None]
-):
+def test_the_newest_that_is_whole_is_taken_and_nothing_is_touched(base, run_dir, damage):
     damage(run_dir / "checkpoints" / "10")
     before = contents(run_dir)
     saved = find_policy(str(run_dir), None)

@@ -138,7 +138,7 @@ EVERY = [
     ("dp4tp2", SCANNED),
     *((name, EXCHANGED) for name in CHAIN if name != "dp1tp8"),
 ]
-FAST = [("dp2tp4", {}), ("dp4tp2", EXCHANGED)]  # `test_layer_loop.py` has the loop
+FAST = [("dp2tp4", {}), ("dp4tp2", EXCHANGED)]  # `test_rematerialization.py` has the loop
 
 
 @pytest.mark.parametrize(

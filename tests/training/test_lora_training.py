@@ -29,7 +29,6 @@ from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params
-from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.training.roles import Roles
@@ -106,9 +105,7 @@ def test_the_loss_is_that_of_the_merged_policy(single):
     ],
     ids=["float32", "bfloat16-int8"],
 )
-def test_the_rollout_gets_adapters_beside_its_weights(
-    source: str, dtype: jnp.dtype, kept: WeightFormat
-):
+def test_the_rollout_gets_adapters_beside_its_weights(source, dtype, kept):
     """The same bits in every layout."""
     trainer = lora_trainer(CHAIN[source], dtype=dtype, weights=kept, compute_dtype=dtype)
     params = jax.device_put(host_adapters(), trainer.shardings)
@@ -173,9 +170,7 @@ def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("step", [1e-2, 1e-6])
-def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(
-    dtype: jnp.dtype, step: float
-):
+def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(dtype, step):
     on_grid = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), host_adapters())
     rng = np.random.default_rng(5)
     moved = jax.tree.map(lambda x: step * rng.normal(size=x.shape).astype(np.float32), on_grid)

@@ -148,9 +148,7 @@ def test_a_teachers_likeliest_tokens_are_of_its_own_experts():
 
 @pytest.mark.parametrize("experts", ["gathered", "exchanged"])
 @pytest.mark.parametrize("is_dense", ["policy", "critic"])
-def test_the_form_of_updates_with_experts_is_for_the_models_that_have_some(
-    experts: str, is_dense: str
-):
+def test_the_form_of_updates_with_experts_is_for_the_models_that_have_some(experts, is_dense):
     models: dict[str, Any] = {"policy": CONFIG, "critic": replace(CONFIG, head="scalar")}
     models[is_dense] = replace(DENSE, head=models[is_dense].head)
     policy = Policy.from_config(models["policy"])

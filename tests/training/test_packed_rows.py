@@ -23,7 +23,7 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import LOGPROBS, Sums
-from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import to_train_batch
@@ -127,9 +127,7 @@ def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Par
 )
 @settings(max_examples=8)
 @given(lengths=groups(st.integers(1, 24), 24), seed=st.integers(0, 1000))
-def test_packed_rows_give_the_update_of_rows_of_one_example(
-    ratio: Ratio, correction: Correction, lengths, seed
-):
+def test_packed_rows_give_the_update_of_rows_of_one_example(ratio, correction, lengths, seed):
     loss = PolicyLoss(ratio=ratio, correction=correction, beta=0.1, entropy_coef=0.01)
     batch = batch_of(lengths, np.random.default_rng(seed))
     packed, sums = gradient(loss, batch.mini_batches[0])

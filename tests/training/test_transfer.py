@@ -90,9 +90,7 @@ def leaves_swapped(leaves: list[jax.Array]) -> None:
     ("fault", "kept"),
     [(flipped, "auto"), (shards_swapped, "auto"), (leaves_swapped, "auto"), (flipped, "int8")],
 )
-def test_what_is_not_what_was_sent_is_noticed(
-    fault: Fault, kept: WeightFormat, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_not_what_was_sent_is_noticed(fault: Fault, kept: WeightFormat, monkeypatch):
     trainer = sender(kept)
     target = CHAIN["dp1tp8"]
     params = jax.device_put(host_weights(), trainer.shardings)
@@ -164,9 +162,7 @@ class TestTheLogProbability:
         ],
         ids=["int8", "bfloat16"],
     )
-    def test_agrees_and_a_wrong_group_is_noticed(
-        self, dtype, kept, start, most, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_agrees_and_a_wrong_group_is_noticed(self, dtype, kept, start, most, monkeypatch):
         generator = self.generator(kept, dtype, start)
         params = jax.device_put(host_weights(), generator.trainer.shardings)
         generator.load(params)
