@@ -56,7 +56,7 @@ def spoil(fault: str) -> None:
         "beginning": (async_checkpointer.AsyncCheckpointer, "_save"),
         "begun": (CheckpointManager, "save"),
         "written": (async_checkpointer, "_background_wait_for_commit_futures"),
-        "written, and waited for": (Checkpointer, "_finish"),
+        "written, and waited for": (CheckpointManager, "wait_until_finished"),
     }[fault]
     do, calls, is_late = getattr(owner, name), list[int](), fault == "begun"
 
