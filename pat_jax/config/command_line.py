@@ -50,8 +50,9 @@ def parse(
     own = list(options_of(default))
     options = {name: option for option in own for name in (option.name, option.short) if name}
     sources = _sources(presets)
-    if not {"-h", "--help"}.isdisjoint(argv):
-        _answer(help_text(default, list(sources.values()), own, prog))
+    if asked := [i for i, word in enumerate(argv) if word in ("-h", "--help")]:
+        page = "".join(word for word in argv[asked[0] + 1 :][:1] if not word.startswith("-"))
+        _answer(help_text(default, list(sources.values()), own, prog, page))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
     settings = _settings(list(_scan(argv, sources | options)), presets, options)

@@ -37,7 +37,7 @@ def printed(monkeypatch, capsys) -> Callable[..., str]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_help_says_what_the_command_does_with_an_example(printed, monkeypatch, capsys, name: str):
-    text = printed(name, "--help")
+    text = printed(name, "--help", "all")
     before, _, after = text.partition("\nusage: ")
     assert re.match(r"[A-Z]\w+s [a-z].+\.", before, re.DOTALL)  # Measures …, Replays …
     assert f"\n    python -m pat_jax.{name} --" in before
@@ -54,10 +54,25 @@ def test_help_says_what_the_command_does_with_an_example(printed, monkeypatch, c
     named = re.findall(r"^  --(\S+)(?:.*, or --(\S+))?", text, re.MULTILINE)
     dots = ["." in (full or short) for short, full in named]
     assert dots == sorted(dots)
-    monkeypatch.setattr(sys, "argv", ["pat_jax", name, "--help"])
+    monkeypatch.setattr(sys, "argv", ["pat_jax", name, "--help", "all"])
     with pytest.raises(SystemExit):
         listing.script()
     assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_option_is_on_exactly_one_page_of_the_help(printed, name: str):
+    """The first page fits in what somebody reads at once, and names the others."""
+
+    def options(text: str) -> list[str]:
+        return re.findall(r"^  --(\S+)", text, re.MULTILINE)
+
+    first = printed(name, "--help")
+    assert len(first.splitlines()) <= 200
+    further = " ".join(first.split()).rpartition("--help PAGE, of ")[2].partition(";")[0]
+    pages = further.split(", ") if "--help PAGE, of " in " ".join(first.split()) else []
+    found = [options(first), *(options(printed(name, "--help", page)) for page in pages)]
+    assert sorted(sum(found, [])) == sorted(options(printed(name, "--help", "all")))
 
 
 @pytest.mark.parametrize("name", CLASSES)

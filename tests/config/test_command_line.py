@@ -276,9 +276,15 @@ def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, 
     assert set(yaml.safe_load(path.read_text())) == names
 
 
+@pytest.mark.parametrize("page", ["nothing", "rollout.top_p"])
+def test_a_page_of_help_that_is_none_is_one_sentence(page: str):
+    with pytest.raises(UserError, match=rf"^--help has no page '{page}': expected one of .*, all\.$"):
+        cli.parse(["--help", page])
+
+
 def test_help_lists_every_option_with_explanation_and_default(capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.parse(["--steps", "nonsense", "--help"], prog="python -m pat_jax.train")
+        cli.parse(["--steps", "nonsense", "--help", "all"], prog="python -m pat_jax.train")
     assert caught.value.code == 0
     text = capsys.readouterr().out
     blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))

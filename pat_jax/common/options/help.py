@@ -1,21 +1,60 @@
-"""Writes the text of --help: what a command does, its usage, and every option."""
+"""Writes the text of --help: what a command does, its usage, and its options, page by page."""
 
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, get_args
 
+import yaml
+
+from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import AUTO, Option
 
+ALL = "all"
+MOST = 43  # options of a command that has no further pages
 _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+_TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("help_pages.yaml").read_text("utf-8"))
+_FIRST: Mapping[str, Sequence[str]] = {use: names.split() for use, names in _TABLE["first"].items()}
+_PAGES: Mapping[str, Sequence[str]] = {page: names.split() for page, names in _TABLE["pages"].items()}
+
+
+def pages(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """Returns the options by the page of --help that has them; the first page is called "". A
+    command with few options has only that one."""
+    if len(options) <= MOST:
+        return {"": list(options)}
+    first = [name for names in _FIRST.values() for name in names]
+    found: dict[str, list[Option]] = {"": []}
+    for option in options:
+        named = (page for page, names in _PAGES.items() if _is_among(option.name, names))
+        page = "" if option.name in first else next(named, option.section or "other")
+        found.setdefault(page, []).append(option)
+    return found
+
+
+def _is_among(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def help_text(
-    config: object, sources: Sequence[Option], options: Sequence[Option], prog: str
+    config: object, sources: Sequence[Option], options: Sequence[Option], prog: str, page: str = ""
 ) -> str:
-    """Returns the text of --help. `config` has the defaults; its class's docstring says what the
-    command does. `sources` are options that stand for others, such as --config."""
+    """Returns the text of --help, or of --help PAGE. Raises UserError if there is no such page.
+
+    Args:
+      config: has the defaults; its class's docstring says what the command does.
+      sources: options that stand for others, such as --config.
+      page: the name of a page; "" is the first one, and "all" are all of them.
+    """
+    by_page = pages(options)
+    further = [name for name in by_page if name]
+    if page not in (ALL, *by_page):
+        raise UserError(f"--help has no page {page!r}: expected one of {', '.join([*further, ALL])}.")
+    if page and page != ALL:
+        return "\n".join([f"{prog} --help {page}", "", *_by_section(config, by_page[page])][:-1])
     names = ", ".join(f"--{option.name}" for option in sources)
     lines = [
         inspect.cleandoc(type(config).__doc__ or ""),
@@ -24,14 +63,34 @@ def help_text(
         f"Later wins: defaults, {names}, the command line.",
         "",
     ]
+    if page == ALL or not further:
+        return "\n".join([*lines, *_by_section(config, [*sources, *options])][:-1])
+    lines += _by_use([*sources, *by_page[""]])
+    more = f"Other options: --help PAGE, of {', '.join(further)}; --help {ALL} shows every option."
+    return "\n".join([*lines, textwrap.fill(more, 100)])
+
+
+def _by_use(options: Sequence[Option]) -> Iterator[str]:
+    by_name = {option.name: option for option in options}
+    for use, names in _FIRST.items():
+        if here := [by_name[name] for name in names if name in by_name]:
+            yield from (f"{use}:", "")
+            for option in here:
+                yield from _explained(option)
+
+
+def _by_section(config: object, options: Sequence[Option]) -> Iterator[str]:
     section = ""
-    for option in [*sources, *options]:
+    for option in options:
         if option.section != section:
             section = option.section
-            lines += [f"{section}: {inspect.cleandoc(attrgetter(section)(config).__doc__)}", ""]
-        choices = f"One of {', '.join(_choices(option))}. " if _has_many(option) else ""
-        lines += [_headline(option), textwrap.fill(choices + option.help, 96, **_INDENT), ""]
-    return "\n".join(lines[:-1])
+            yield from (f"{section}: {inspect.cleandoc(attrgetter(section)(config).__doc__)}", "")
+        yield from _explained(option)
+
+
+def _explained(option: Option) -> Iterator[str]:
+    choices = f"One of {', '.join(_choices(option))}. " if _has_many(option) else ""
+    yield from (_headline(option), textwrap.fill(choices + option.help, 96, **_INDENT), "")
 
 
 def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> str:
@@ -39,7 +98,7 @@ def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> s
     sections = any(option.section for option in options)
     forms = [f"[--{option.name} {option.name.upper()}]" for option in sources]
     forms += ["[--OPTION VALUE ...]"] + ["[--SECTION.OPTION VALUE ...]"] * sections
-    words = " ".join([prog, *forms, "[--help]", "[--version]"])
+    words = " ".join([prog, *forms, "[--help [PAGE]]", "[--version]"])
     return textwrap.fill(
         words, 100, initial_indent="usage: ", subsequent_indent=" " * 11, break_on_hyphens=False
     )
