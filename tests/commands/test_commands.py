@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_every_option_is_on_exactly_one_page_of_the_help(printed, name: str):
     further = " ".join(first.split()).rpartition("--help PAGE, of ")[2].partition(";")[0]
     pages = further.split(", ") if "--help PAGE, of " in " ".join(first.split()) else []
     found = [options(first), *(options(printed(name, "--help", page)) for page in pages)]
-    assert sorted(sum(found, [])) == sorted(options(printed(name, "--help", "all")))
+    assert sorted(chain.from_iterable(found)) == sorted(options(printed(name, "--help", "all")))
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -278,7 +278,9 @@ def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, 
 
 @pytest.mark.parametrize("page", ["nothing", "rollout.top_p"])
 def test_a_page_of_help_that_is_none_is_one_sentence(page: str):
-    with pytest.raises(UserError, match=rf"^--help has no page '{page}': expected one of .*, all\.$"):
+    with pytest.raises(
+        UserError, match=rf"^--help has no page '{page}': expected one of .*, all\.$"
+    ):
         cli.parse(["--help", page])
 
 

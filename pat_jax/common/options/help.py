@@ -18,7 +18,9 @@ MOST = 43  # options of a command that has no further pages
 _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("help_pages.yaml").read_text("utf-8"))
 _FIRST: Mapping[str, Sequence[str]] = {use: names.split() for use, names in _TABLE["first"].items()}
-_PAGES: Mapping[str, Sequence[str]] = {page: names.split() for page, names in _TABLE["pages"].items()}
+_PAGES: Mapping[str, Sequence[str]] = {
+    page: names.split() for page, names in _TABLE["pages"].items()
+}
 
 
 def pages(options: Sequence[Option]) -> dict[str, list[Option]]:
@@ -52,7 +54,9 @@ def help_text(
     by_page = pages(options)
     further = [name for name in by_page if name]
     if page not in (ALL, *by_page):
-        raise UserError(f"--help has no page {page!r}: expected one of {', '.join([*further, ALL])}.")
+        raise UserError(
+            f"--help has no page {page!r}: expected one of {', '.join([*further, ALL])}."
+        )
     if page and page != ALL:
         return "\n".join([f"{prog} --help {page}", "", *_by_section(config, by_page[page])][:-1])
     names = ", ".join(f"--{option.name}" for option in sources)
