@@ -5,6 +5,9 @@
     compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
         verl: called once per response
 
+The first gets chats as texts, or as messages if it is written for these, as TRL passes them: its
+annotation of `completions` has dictionaries, or it fails on texts and not on messages.
+
 Both may be `async`; all calls of a process share one event loop, as clients of services need. A
 function gets the arguments that it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and
 columns of the data; with `**columns` all columns. Knows names and arguments. Does not know what may
@@ -23,6 +26,8 @@ from pat_jax.rl.rewards.responses import Response
 Function = Callable[..., Any]
 
 _MARK = "solution_str"  # a parameter of this name marks verl's convention
+# What a function raises that takes a text for a list of messages.
+_NO_MESSAGES = (TypeError, IndexError, KeyError, AttributeError)
 
 
 class Recognised:
@@ -42,6 +47,9 @@ class Recognised:
         except ValueError:  # compiled code that does not say
             self._signature = None
         self._known = self._signature.parameters if self._signature else {}
+        annotation = self._known["completions"].annotation if "completions" in self._known else ""
+        # Whether chats are messages for the function; None: its first call with a chat will tell.
+        self._takes_messages = True if "dict" in str(annotation).lower() else None
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """Scores responses. Raises UserError if an argument is missing.
@@ -53,11 +61,30 @@ class Recognised:
 
     def _together(self, responses: Sequence[Response]) -> Outcome:
         """Calls the function once for a group of responses, which it may compare."""
+        if self._takes_messages is not None or not responses[0].messages:
+            return self._scored(responses, bool(responses[0].messages and self._takes_messages))
+        try:
+            outcome = self._scored(responses, as_messages=False)
+        except _NO_MESSAGES as error:
+            try:
+                outcome = self._scored(responses, as_messages=True)
+            except Exception:
+                raise error from None
+            self._takes_messages = True
+        else:
+            self._takes_messages = False
+        return outcome
+
+    def _scored(self, responses: Sequence[Response], as_messages: bool) -> Outcome:
         columns = {name: [one.columns[name] for one in responses] for name in responses[0].columns}
-        texts = {
+        texts: dict[str, list[Any]] = {
             "prompts": [one.prompt for one in responses],
             "completions": [one.completion for one in responses],
         }
+        if as_messages:
+            texts["prompts"] = [[dict(each) for each in one.messages] for one in responses]
+            answers = [{"role": "assistant", "content": one.completion} for one in responses]
+            texts["completions"] = [[answer] for answer in answers]
         tokens = {
             "prompt_ids": [list(one.prompt_ids) for one in responses],
             "completion_ids": [list(one.completion_ids) for one in responses],

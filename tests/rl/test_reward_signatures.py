@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,67 @@ def test_trl_functions_get_token_ids_and_nothing_that_they_do_not_name():
     assert call(by_length, group("a", "bcd")).scores == [2, 4]
     assert call(whole, group("a", "bcd")).scores == [0, 1]
     assert call(awaited, group("a", "bcd")).scores == [1, 3]
+
+
+CHAT = ({"role": "user", "content": "What is 2 + 3?"},)
+
+
+def chats(*texts: str) -> list[Response]:
+    return [replace(one, messages=CHAT) for one in group(*texts)]
+
+
+def by_content(completions, **kwargs):  # the conversational example of TRL's page on GRPO
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if re.match(pattern, content) else 0.0 for content in contents]
+
+
+async def by_content_later(prompts, completions, **kwargs):
+    await asyncio.sleep(0)
+    assert prompts[0][-1]["content"] == "What is 2 + 3?"
+    return by_content(completions)
+
+
+def by_annotation(completions: list[list[dict[str, str]]], **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+def by_text(prompts, completions, **kwargs):
+    assert prompts == ["p", "p"]
+    return [float(len(completion)) for completion in completions]
+
+
+RIGHT = "<think>3</think><answer>5</answer>"
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (by_content, [0.0, 1.0]),
+        (by_content_later, [0.0, 1.0]),
+        (by_annotation, [1.0, 1.0]),
+        (by_text, [0.0, float(len(RIGHT))]),
+    ],
+)
+def test_chats_are_messages_for_functions_written_for_these(function, wanted: list[float]):
+    """An empty response, too, tells the two apart."""
+    recognised = Recognised(function, "m:f")
+    with contextlib.closing(recognised.loop):
+        for _ in range(2):
+            assert recognised(chats("", RIGHT)) == Outcome(scores=wanted)
+
+
+def test_a_function_that_fails_on_both_raises_what_it_raised_on_texts():
+    def wrong(completions, **kwargs):
+        return [kwargs["absent"]] if isinstance(completions[0], str) else [1 / 0]
+
+    with pytest.raises(KeyError, match="absent"):
+        call(wrong, chats("a"))
+
+
+def test_prompts_that_are_texts_stay_texts():
+    with pytest.raises(TypeError, match="string indices"):
+        call(by_content, group("a"))
 
 
 def test_calls_share_an_event_loop():

@@ -4,6 +4,7 @@ Where the two differ on purpose: TRL clamps no exponents, and its clip of CISPO 
 itself, ours at 1 + epsilon_high.
 """
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import fields
@@ -16,10 +17,17 @@ from algorithm_cases import BETA, LONGEST, SPREAD, Response, batch_of, drawn, fl
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.rl.rewards.responses import Response as Scored
+from pat_jax.rl.rewards.signatures import Recognised
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 pytest.importorskip("trl", reason="needs the `parity` extra")
 
+from trl.rewards import (  # noqa: E402 - it imports torch
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+    think_format_reward,
+)
 from trl.trainer.grpo_config import GRPOConfig  # noqa: E402 - it imports torch
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
@@ -159,3 +167,23 @@ def assert_same(found, recorded) -> None:
 
 def test_trl_gives_what_is_recorded():
     assert_same(json.loads(json.dumps(everything())), json.loads(RECORDED.read_text()))
+
+
+def test_trls_own_reward_functions_run_unchanged():
+    """On chats, with what they return on TRL's own arguments."""
+    texts = ["", "<think>\n2 + 3\n</think>\n5", "abcabcabcabc"]
+    ids = [list(map(ord, text)) for text in texts]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    chat = ({"role": "user", "content": "What is 2 + 3?"},)
+    group = [
+        Scored("p", text, {}, (1,), tokens, messages=chat)
+        for text, tokens in zip(texts, ids, strict=True)
+    ]
+    for function in (
+        think_format_reward,
+        get_soft_overlong_punishment(max_completion_len=12, soft_punish_cache=4),
+        get_repetition_penalty_reward(ngram_size=3),
+    ):
+        recognised = Recognised(function, "trl:function")
+        with contextlib.closing(recognised.loop):
+            assert recognised(group).scores == function(completions=messages, completion_ids=ids)
