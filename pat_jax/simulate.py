@@ -45,13 +45,15 @@ def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
     """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does. Raises
     UserError, one sentence about what is wrong.
 
-        pat_jax.simulate(profile=measured.path, responses="512,2048", lengths="math")
+        pat_jax.simulate(profile=measured.path, responses=[512, 2048], lengths="math")
 
     Args:
       config: a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists.
-        Several values are a text with commas.
+        Several values are a list, or a text with commas.
     """
+    several = {name: value for name, value in options.items() if isinstance(value, list | tuple)}
+    options |= {name: ",".join(map(str, values)) for name, values in several.items()}
     with in_one_sentence():
         return _found(read(words(config, options, SimulateConfig, presets=None)))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.options.declared import NONE_OF_MANY, options_of
+from pat_jax.common.options.declared import NONE_OF_MANY, Option, options_of
 from pat_jax.common.options.files import preset_names
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
@@ -38,11 +38,15 @@ def words(
         of None is not given.
       presets: the folder of the presets' YAML files; None: there are none.
     """
-    names = [option.name for option in options_of(config_class())]
-    sections = {name.rpartition(".")[0] for name in names} - {""}
+    known = {
+        name: option
+        for option in options_of(config_class())
+        for name in (option.name, option.short)
+        if name
+    }
     if not isinstance(config, Mapping):
-        return [*_source(config, presets), *_words(options, "", sections)]
-    return [*_words(config, "", sections), *_words(options, "", sections)]
+        return [*_source(config, presets), *_words(options, "", known)]
+    return [*_words(config, "", known), *_words(options, "", known)]
 
 
 def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list[str]:
@@ -61,13 +65,16 @@ def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list
     )
 
 
-def _words(options: Mapping[str, Any], prefix: str, sections: set[str]) -> Iterator[str]:
+def _words(options: Mapping[str, Any], prefix: str, known: Mapping[str, Option]) -> Iterator[str]:
+    sections = {name.rpartition(".")[0] for name in known} - {""}
     for key, value in options.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and name in sections:
-            yield from _words(value, f"{name}.", sections)
+            yield from _words(value, f"{name}.", known)
         elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
             texts = [_text(name, each) for each in value]
+            if len(texts) > 1 and name in known and not known[name].takes_many:
+                raise OptionError(name, value, known[name].expected)
             if any(text.startswith("--") for text in texts):
                 raise OptionError(name, value, "texts that do not begin with --")
             one = texts[0] if texts else NONE_OF_MANY

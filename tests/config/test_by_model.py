@@ -183,7 +183,7 @@ def test_numbers_arrive_to_the_last_bit(temperature: float, rate: float):
         (None, {"stepz": 3}, "unknown option --stepz: did you mean --steps (see --help)?"),
         (None, {"rollout": {"topp": 1}}, "unknown option --rollout.topp: did you mean --rollout.top_p"),
         (None, {"steps": 2.5}, "option --steps is '2.5': expected an integer."),
-        (None, {"steps": [1, 2]}, "unexpected '2': options are written --name value."),
+        (None, {"steps": [1, 2]}, "option --steps is [1, 2]: expected an integer."),
         (None, {"model": object}, "option --model is <class 'object'>: expected a number, text,"),
         (None, {"reward": print}, "option --reward is <built-in function print>: expected a number"),
         (None, {"reward": ["a", "--b"]}, "option --reward is ['a', '--b']: expected texts that do not"),
