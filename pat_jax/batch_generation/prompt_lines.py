@@ -19,7 +19,7 @@ from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import MOST_SAMPLES, SamplingOverrides
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
-from pat_jax.common.options.names import is_not_offered, meant
+from pat_jax.common.options.names import looked_up
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
@@ -155,9 +155,10 @@ def parse_ask(
 def _check_fields(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in _KNOWN:
-            near = meant(str(name), _KNOWN)
-            if near is None and is_not_offered(str(name)):
-                raise ValueError(f"{name} is not offered: leave it out.")
+            near, answer = looked_up(str(name), _KNOWN)
+            if answer:
+                own = "or put a field of your own in 'metadata'"
+                raise ValueError(f"{name} is not offered: leave it out, {own}.")
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
 

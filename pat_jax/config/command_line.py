@@ -15,7 +15,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
 from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
-from pat_jax.common.options.names import unknown
+from pat_jax.common.options.names import no_option, unknown
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
@@ -114,7 +114,7 @@ def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise UserError(f"unexpected {word!r}: options are written --name value.")
+            raise no_option(word, options)
         name, has_value, text = word[2:].partition("=")
         if name not in options and (name := name.replace("-", "_")) not in options:
             raise unknown(name, options)

@@ -162,7 +162,7 @@ def test_a_quick_start_names_its_model_and_data():
         ("--eval.temperature nan", "option --eval.temperature is 'nan': expected a number."),
         ("--compute_dtype fp8", "option --compute_dtype is 'fp8': expected one of auto, float32"),
         ("--steps", "option --steps has no value: expected an integer."),
-        ("steps=1", "unexpected 'steps=1': options are written --name value."),
+        ("steps=1", "unexpected 'steps=1': write --steps 1."),
         ("--rollout.top_p 0", "option --rollout.top_p is 0.0: expected a number in (0, 1]."),
         (
             "--rollout.prompts_per_step 8 --algorithm.mini_batch_size 3",
