@@ -122,7 +122,10 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
         ({"messages": [{"role": "user"}]}, "each with role and content"),
         ({"prompt": "a", "temprature": 1}, "'temprature': did you mean 'temperature'?"),
         ({"prompt": "a", "max_new_tokens": 1}, "did you mean 'max_tokens'?"),
-        ({"prompt": "a", "logit_bias": 1}, "logit_bias is not offered: leave it out, or put a field of"),
+        (
+            {"prompt": "a", "logit_bias": 1},
+            "logit_bias is not offered: leave it out, or put a field of",
+        ),
         ({"prompt": "a", "stop": "x<im>"}, "in which '<im>' is a special token, which no text has"),
         ({"prompt": "a", "stop": ["<pad>", "<im>"], "stop_token_ids": [*range(3, 10)]}, "9 tokens"),
         ({"prompt": "a", "xyzzy": 1}, "put fields of your own in 'metadata'"),
