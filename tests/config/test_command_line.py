@@ -155,7 +155,7 @@ def test_a_quick_start_names_its_model_and_data():
     ("argv", "message"),
     [
         ("--rollout.tempature 1", "unknown option --rollout.tempature: did you mean"),
-        ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
+        ("--qqqq 1", "unknown option --qqqq: --help all lists every option."),
         ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
         ("--rollout.compile lazy", "option --rollout.compile is 'lazy': expected one of needed,"),
         ("--steps ten", "option --steps is 'ten': expected an integer."),

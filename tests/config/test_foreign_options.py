@@ -63,7 +63,7 @@ def test_every_name_is_answered_with_options_that_are_there(command: str):
     known = KNOWN[command]
     for name in set(FOREIGN) - known:
         sentence = str(names.unknown(name, known))
-        assert "--help lists every option" not in sentence, name
+        assert "--help all lists every option" not in sentence, name
         assert named(sentence) - {name, "help"} <= known, sentence
         assert sentence.endswith((".", "?")) and "\n" not in sentence
 
@@ -262,7 +262,7 @@ def test_a_word_of_verl_is_translated(word: str, written: str):
     ("word", "sentence"),
     [
         ("trainer.nnodes=2", "option --trainer.nnodes is not offered: all devices of all hosts"),
-        ("nothing.like=it", "unknown option --nothing.like: --help lists every option."),
+        ("nothing.like=it", "unknown option --nothing.like: --help all lists every option."),
         ("runs/a=b", "unexpected 'runs/a=b': options are written --name value."),
     ],
 )

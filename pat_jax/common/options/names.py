@@ -44,7 +44,7 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
     near, answer = looked_up(name, options)
     if answer:
         return UserError(f"option --{name}{where} {answer}")
-    hint = f"did you mean --{near} (see --help)?" if near else "--help lists every option."
+    hint = f"did you mean --{near} (see --help)?" if near else "--help all lists every option."
     return UserError(f"unknown option --{name}{where}: {hint}")
 
 
