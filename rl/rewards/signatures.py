@@ -6,7 +6,7 @@
         verl: called once per response
 
 The first gets chats as texts, or as messages if it is written for these, as TRL passes them: its
-annotation of `completions` has dictionaries, or it fails on texts and not on messages.
+annotation of `completions` has dictionaries, or it fails on texts and reads messages' content.
 
 Both may be `async`; all calls of a process share one event loop, as clients of services need. A
 function gets the arguments that it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and
@@ -17,6 +17,7 @@ be returned (`outcome.py`), nor processes.
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -28,6 +29,38 @@ Function = Callable[..., Any]
 _MARK = "solution_str"  # a parameter of this name marks verl's convention
 # What a function raises that takes a text for a list of messages.
 _NO_MESSAGES = (TypeError, IndexError, KeyError, AttributeError)
+
+
+class _Message(dict[str, Any]):
+    """A message of a chat, which notes whether its content was read."""
+
+    is_read = False
+
+    def __getitem__(self, key: str) -> Any:
+        self.is_read |= key == "content"
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.is_read |= key == "content"
+        return super().get(key, default)
+
+
+@dataclass(frozen=True)
+class _Chats:
+    """Prompts and completions as messages, as TRL passes them."""
+
+    prompts: list[list[_Message]]
+    completions: list[list[_Message]]
+
+    @classmethod
+    def of(cls, responses: Sequence[Response]) -> "_Chats":
+        answers = [_Message(role="assistant", content=one.completion) for one in responses]
+        prompts = [list(map(_Message, one.messages)) for one in responses]
+        return cls(prompts, [[answer] for answer in answers])
+
+    @property
+    def are_read(self) -> bool:
+        return any(one.is_read for chat in (*self.prompts, *self.completions) for one in chat)
 
 
 class Recognised:
@@ -48,8 +81,7 @@ class Recognised:
             self._signature = None
         self._known = self._signature.parameters if self._signature else {}
         annotation = self._known["completions"].annotation if "completions" in self._known else ""
-        # Whether chats are messages for the function; None: its first call with a chat will tell.
-        self._takes_messages = True if "dict" in str(annotation).lower() else None
+        self._takes_messages = "dict" in str(annotation).lower()
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """Scores responses. Raises UserError if an argument is missing.
@@ -61,30 +93,27 @@ class Recognised:
 
     def _together(self, responses: Sequence[Response]) -> Outcome:
         """Calls the function once for a group of responses, which it may compare."""
-        if self._takes_messages is not None or not responses[0].messages:
-            return self._scored(responses, bool(responses[0].messages and self._takes_messages))
+        chats = _Chats.of(responses) if responses[0].messages else None
+        if chats is None or self._takes_messages:
+            return self._scored(responses, chats)
         try:
-            outcome = self._scored(responses, as_messages=False)
+            return self._scored(responses, None)
         except _NO_MESSAGES as error:
             try:
-                outcome = self._scored(responses, as_messages=True)
+                outcome = self._scored(responses, chats)
             except Exception:
                 raise error from None
+            if not chats.are_read:  # a mistake of its own, which lists of messages hide
+                raise
             self._takes_messages = True
-        else:
-            self._takes_messages = False
-        return outcome
+            return outcome
 
-    def _scored(self, responses: Sequence[Response], as_messages: bool) -> Outcome:
+    def _scored(self, responses: Sequence[Response], chats: "_Chats | None") -> Outcome:
         columns = {name: [one.columns[name] for one in responses] for name in responses[0].columns}
-        texts: dict[str, list[Any]] = {
-            "prompts": [one.prompt for one in responses],
-            "completions": [one.completion for one in responses],
+        texts = {
+            "prompts": chats.prompts if chats else [one.prompt for one in responses],
+            "completions": chats.completions if chats else [one.completion for one in responses],
         }
-        if as_messages:
-            texts["prompts"] = [[dict(each) for each in one.messages] for one in responses]
-            answers = [{"role": "assistant", "content": one.completion} for one in responses]
-            texts["completions"] = [[answer] for answer in answers]
         tokens = {
             "prompt_ids": [list(one.prompt_ids) for one in responses],
             "completion_ids": [list(one.completion_ids) for one in responses],

@@ -127,6 +127,22 @@ def test_a_function_that_fails_on_both_raises_what_it_raised_on_texts():
         call(wrong, chats("a"))
 
 
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda completions, **_: [float(5 in text) for text in completions], TypeError),
+        (lambda completions, **_: [float(text[0] == "<") for text in completions], IndexError),
+    ],
+)
+def test_a_mistake_of_its_own_is_not_hidden_by_messages(function, error: type[Exception]):
+    """Lists of messages raise neither: all rewards would be 0."""
+    recognised = Recognised(function, "m:f")
+    with contextlib.closing(recognised.loop):
+        for _ in range(2):
+            with pytest.raises(error):
+                recognised(chats("", RIGHT))
+
+
 def test_prompts_that_are_texts_stay_texts():
     with pytest.raises(TypeError, match="string indices"):
         call(by_content, group("a"))
