@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,17 @@ def test_another_decision_is_named(ended, capfd):
         begin_in_each(found, lambda one: one.compare("burst", (64, one.index == 2)))
         wait_for(lambda: len(ended) == 3)
     assert "process 2 has come to another decision than process 0" in capfd.readouterr().err
+
+
+def test_a_peer_that_is_gone_before_they_meet_is_named(ended, capfd):
+    groups = {n: ProcessGroup(0, 2) for n in range(20)}
+    for n, group in groups.items():
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        group.end = lambda code, n=n: ended.append(n)
+        group.meet([link.Peer(Connection(ours.detach()), b"key", 1, "there")])
+    wait_for(lambda: set(ended) == set(groups))
+    assert capfd.readouterr().err.count("error: process 1 on there has ended") == len(groups)
 
 
 def test_a_peer_that_is_gone_is_named(ended, capfd):

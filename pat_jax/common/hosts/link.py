@@ -100,7 +100,11 @@ class Link:
         self._beat = beat
         self._is_over = False
         self._posted: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        for peer in peers:
+
+    def start(self) -> None:
+        """Listens to the peers from now on. A peer may be gone already: `lost` must be able to use
+        this link."""
+        for peer in self.peers:
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 

@@ -54,6 +54,7 @@ class ProcessGroup:
 
     def meet(self, peers: list[Peer]) -> None:
         self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
+        self._link.start()
 
     def reach_point(self, name: str) -> None:
         """Notes that this process makes progress. The next heartbeat tells the others, so that they
