@@ -1,4 +1,4 @@
-"""The table of docs/figures.md, made from the results of the other benchmarks.
+"""The table of benchmarks/reports/README.md, made from the results of the other benchmarks.
 
     python -m benchmarks.figures --check    # is the table what the results say?
     python -m benchmarks.figures --write    # make it so
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "figures.md"
+PAGE = HERE / "reports" / "README.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.figures --write` -->\n", "<!-- end -->\n"
 MOST_ROWS = 30
 OF_A_PLACE = ("--out", "--output", "--plot", "--data", "--processes")  # not worth a reader's time
@@ -29,7 +29,7 @@ class Row:
     """One claim.
 
     Attributes:
-      page: of docs/figures/, with the details.
+      page: of reports/, with the details.
       results: names of the files in results/, whose contents `read` gets, in this order.
       read: the numbers that `text` has room for.
       is_met: whether they reach `goal`, where there is one.
@@ -51,8 +51,8 @@ class Row:
         if self.is_met is not None:
             goal += ": met" if self.is_met(*numbers) else ": **missed**"
         command = typed(found[0]["command"])
-        raw = ", ".join(f"[raw](../benchmarks/results/{name}.json)" for name in self.results)
-        claim = f"[{self.claim}](figures/{self.page}.md)"
+        raw = ", ".join(f"[raw](../results/{name}.json)" for name in self.results)
+        claim = f"[{self.claim}]({self.page}.md)"
         return claim, self.text.format(*numbers), goal, self.kind, f"`{command}`, {raw}"
 
 
@@ -282,7 +282,7 @@ ROWS = (
     Row("targets", "Programs that GPUs' and TPUs' compilers refuse", "compiled", ("plan_targets",),
         compiled, "{} of {} in {} cases; {} of {} layouts send as designed", "0",
         lambda failed, *rest: failed == 0),
-    Row("targets", "Measured steps over composed ones: GPU, v5e", "computed",
+    Row("costs", "Measured steps over composed ones: GPU, v5e", "computed",
         ("composed_steps",), composed, "{:.2f} to {:.2f}, {:.2f} to {:.2f}"),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The table of docs/figures.md is what the results of the benchmarks say."""
+"""The table of benchmarks/reports/README.md is what the results of the benchmarks say."""
 
 import json
 import shutil

@@ -21,8 +21,9 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.rewards.outcome import Cause
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "figures").glob("*.md")])
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+REPORTS = sorted((ROOT / "benchmarks" / "reports").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *REPORTS]
 
 
 def told() -> list[tuple[str, str, list[str]]]:
@@ -31,12 +32,12 @@ def told() -> list[tuple[str, str, list[str]]]:
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         for command, words in re.findall(r"`python -m pat_jax\.(\w+)([^`]*)`", text):
-            found.append((path.name, command, words.split()))
+            found.append((str(path.relative_to(ROOT)), command, words.split()))
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if match := re.search(r"-m pat_jax\.(\w+)(.*)", line):
                     words = shlex.split(match[2], comments=True)
-                    found.append((path.name, match[1], words))
+                    found.append((str(path.relative_to(ROOT)), match[1], words))
     return found
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "notebook"]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+REPORTS = sorted((ROOT / "benchmarks" / "reports").glob("*.md"))
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *REPORTS]
 PRODUCT = ("pat_jax", "rl", "models", "profiling")
 LONGEST_LINE = 100  # characters; tables, links and code may be longer
 LONGEST_SENTENCE = 35  # words; aim for 25

@@ -20,7 +20,7 @@ from pat_jax.models.layers import MASKED, sees
 GPU_QUERIES = 64  # most queries of one program: more do not fit its registers
 GPU_KEYS = 64  # keys that a program multiplies at once
 # The keys of a row are split until there are this many programs: few rows then occupy a whole GPU,
-# and a long row among short ones does not run alone for long (`docs/figures/speed.md`).
+# and a long row among short ones does not run alone for long (`benchmarks/reports/speed.md`).
 GPU_PROGRAMS = 2048
 GPU_PARTS = 16  # most parts of a row's keys
 SMALL_TILE = 32  # queries of a program that mostly waits for memory

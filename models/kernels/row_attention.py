@@ -24,7 +24,7 @@ KERNELS: Mapping[str, Callable[..., Array]] = {
     "cpu": partial(attend_on_gpu, interpret=True),
 }
 # Splash attention masks by a function of one number of the query and the key's index, and by equal
-# segments. Neither can express a branch, which sees two stretches of its row (`docs/targets.md`).
+# segments. Neither can express a branch, which sees two stretches of its row (`benchmarks/reports/targets.md`).
 WITHOUT_BRANCHES = ("tpu",)
 
 

@@ -3,7 +3,7 @@
 These are FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2). A loop
 over keys begins at the first key that a query of the block sees. A loop over queries ends at the
 last query that sees a key of the block. Queries that share a KV head read it in place.
-`docs/targets.md` says why no library's kernel is used.
+`benchmarks/reports/targets.md` says why no library's kernel is used.
 """
 
 import functools

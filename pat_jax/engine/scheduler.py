@@ -81,7 +81,7 @@ class Scheduler:
         """Makes room for half a burst.
 
         With less room, bursts end because pages run out, which costs round-trips to the host. With
-        more, fewer sequences run (docs/notebook/benchmarks.md).
+        more, fewer sequences run.
         """
         at_once = self.shapes.check_every
         room = max(at_once, self.shapes.burst_steps // 2)
@@ -222,7 +222,7 @@ class Scheduler:
         compact_at = self.bursts.rows_below(self.split, in_flight)
         # If sequences wait, a burst ends when an eighth of the fullest replica has ended. On real
         # lengths that takes fewer decode steps than bursts of 64 steps, and no more even if each
-        # burst costs another two (docs/notebook/benchmarks.md).
+        # burst costs another two.
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 

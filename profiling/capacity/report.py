@@ -14,7 +14,7 @@ from pat_jax.profiling.predict.kernel_model import StepRange
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Comparison
 
-# No update on an accelerator was compared with its prediction; docs/costs.md has published numbers
+# No update on an accelerator was compared with its prediction; benchmarks/reports/costs.md has published numbers
 # of other trainers.
 RELIANCE = "No update of this engine has been measured on such a machine: not verified."
 

@@ -6,7 +6,7 @@
     attention    the same for the KV cache, page by page; the floor grows until work is split
     elementwise  floor + bytes
 
-`kernel_coefficients.yaml` holds the shares. They are fitted by docs/notebook/benchmarks.md of
+`kernel_coefficients.yaml` holds the shares. They are fitted by benchmarks/fit_kernels.py of
 commit 8add1fe to published measurements, if there are any. Other chips have the shares of a
 related chip (`relative`), except for kinds of kernels with their own shares in the file.
 """
@@ -161,7 +161,7 @@ class StepRange:
 
 
 FEWEST = 10  # measured steps; a range of fewer says nothing
-OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
+OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile
 
 
 def precision_of(weight_bytes: float) -> str:

@@ -10,7 +10,7 @@ for n tokens. It takes 2 products forward and 7 backward. Its kernels compute sc
 gradients once for queries and once more for keys (`models/kernels/row_kernels_gpu.py`, JAX's splash
 attention). Masked pairs that kernels compute in blocks at the diagonal are left out.
 
-Work other than products is that of programs compiled for H100s (docs/costs.md).
+Work other than products is that of programs compiled for H100s (benchmarks/reports/costs.md).
 """
 
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ SURE = 1e9  # runs: so many that the prior does not count
 BUILT_IN_ORIGIN = (
     "built in: counted on 1,261 responses of seven models, which weigh the same (DeepSeek-R1-0528, QwQ-32B, "
     "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
-    "in RL; docs/figures.md)"
+    "in RL; benchmarks/reports/README.md)"
 )
 
 
