@@ -49,7 +49,7 @@ _ROLLOUT = """
 """
 _MODEL = """
     --preset demo --model tiny --warm_start.steps 2
-    --rollout.compile all --show_switch false
+    --rollout.compile all
 """
 SMALL_ROLLOUT, TINY = _ROLLOUT.split(), (_MODEL + _ROLLOUT).split()
 

@@ -72,7 +72,7 @@ OPTIONS = (
     *("--rollout.min_length", "128", "--rollout.prefill_blocks", "16"),
     *("--algorithm.mini_batch_size", "4", "--algorithm.tokens_per_micro_batch", "1024"),
     *("--layout", "dp1tp2@3"),
-    *("--eval.every", "4", "--eval.num_prompts", "8", "--show_switch", "false"),
+    *("--eval.every", "4", "--eval.num_prompts", "8"),
     *("--steps", str(STEPS)),
 )
 # The policy waits for one iteration; β, the reward's moments and the reference are kept as well.

@@ -29,7 +29,7 @@ SYSTEMS = {
 }
 ASKED = f"""
     --preset ppo --devices {PROCESSES} --algorithm.beta 0.05 --warm_start.steps 5 --eval.every 0
-    --steps {STEPS} --checkpoint.every {STEPS} --layout dp4tp1 --rollout.compile all --show_switch false
+    --steps {STEPS} --checkpoint.every {STEPS} --layout dp4tp1 --rollout.compile all
 """
 STAGES = "step", "rollout", "reward", "update", "transfer"
 

@@ -139,7 +139,6 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
         algorithm={"mini_batch_size": prompts, "tokens_per_micro_batch": 128 * num_devices},
         warm_start={"steps": 0},
         eval={"every": 0},
-        show_switch=False,
     )
     (row,) = (row for row in run.metrics if "train/grad_norm" in row)
     return row

@@ -37,10 +37,6 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
             process_group().agree("rows", lambda: rows.keep(config.run_dir, data_files(config)))
             with opened(setup, scorer, signals, files) as training:
                 finish(training, learn(training))
-            if config.show_switch:
-                from pat_jax.commands.show_switch import show_switch  # imports replays as well
-
-                show_switch(training)
     return config.run_dir
 
 

@@ -80,10 +80,6 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     log_completions: bool = False
     """Write every response with its prompt and its reward to completions.jsonl in the run
     folder."""
-    show_switch: bool = False
-    """After the run, make the next rollout twice: as planned, and with a forced switch of layout.
-    It takes at least two devices of one process. run.html shows both, and a computed plan for eight
-    H100s. The policy does not learn from it."""
     deterministic: bool = False
     """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
     float32)."""

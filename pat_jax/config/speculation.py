@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import COUNT, matches
+from pat_jax.common.rules import matches
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -31,9 +31,6 @@ class SpeculationConfig(Options):
     """Numbers of draft tokens per row and step: each has its own program, and the planner chooses
     by load. A step verifies the tokens most likely to be accepted, of any row; no row has more than
     the largest number."""
-    cache_tokens: int = option(2**16, COUNT)
-    """Tokens in a draft model's cache, per replica; it has room for at least one sequence of full
-    length. While the rows of a replica hold more tokens, the model does not draft."""
 
     def __post_init__(self):
         super().__post_init__()

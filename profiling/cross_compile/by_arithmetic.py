@@ -19,7 +19,6 @@ from pat_jax.profiling.predict.targets import Target, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models from which deeper ones are extrapolated
 MOST_DEVICES = 256  # most devices of a target that is suggested
-CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # sizes of a draft model's cache that are suggested
 
 
 def by_arithmetic(order: Order) -> TargetBuild:
@@ -101,12 +100,6 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     def of_rollout(**options: Any) -> Order:
         return replace(order, run=replace(run, rollout=replace(run.rollout, **options)))
 
-    def drafting(cache_tokens: int) -> Order:
-        speculation = replace(run.speculation, cache_tokens=cache_tokens)
-        return replace(order, run=replace(run, speculation=speculation))
-
-    if order.draft_model:
-        yield ((f"--speculation.cache_tokens {n}", drafting(n)) for n in CACHE_TOKENS)
     if run.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:

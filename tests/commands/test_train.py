@@ -2,12 +2,8 @@
 
 import json
 import re
-import shlex
-import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +16,20 @@ from runs import (
     TINY,
     run,
     saved_run,
-    without_times,
     write_checkpoint,
     write_problems,
 )
 
-from pat_jax.commands import show_switch
-from pat_jax.commands.show_switch import NEXT, PLAN, computed_plan
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.role_table import POLICY
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
-from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.files.shown_switch import read_switch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.rollout_files import read_rollouts
-from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.roles.role_params import initial_params
 
-SHOWN = ["--eval.num_generations", "2", "--show_switch", "true", "--placement", "auto"]
+SHOWN = ["--eval.num_generations", "2", "--placement", "auto"]
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):
     assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
@@ -58,10 +48,9 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     run_dir, _ = finished
     names = {path.name for path in run_dir.iterdir()}
     files = "config.yaml metrics.jsonl rollout.svg rollout.json run.log run.html rollouts.json "
-    files += "samples.json switch.json switch.svg .lock profile.json checkpoints tensorboard"
+    files += "samples.json .lock profile.json checkpoints tensorboard"
     assert names == set(files.split())
-    for picture in ("rollout.svg", "switch.svg"):
-        assert (run_dir / picture).read_text().startswith("<svg ")
+    assert (run_dir / "rollout.svg").read_text().startswith("<svg ")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
@@ -93,21 +82,6 @@ def test_a_run_says_once_what_other_placements_would_take(finished: tuple[Path, 
     line = f"took {found['placement/flatten']:.3g} s with flatten"
     for text in (output, (run_dir / "run.log").read_text(), (run_dir / "run.html").read_text()):
         assert text.count(line) == 1
-
-
-def test_a_run_makes_one_more_rollout_twice(finished: tuple[Path, str]):
-    """The same tokens, whatever the layouts; what it cost is said after the run's own words."""
-    run_dir, output = finished
-    shown = read_switch(run_dir)
-    assert shown is not None and shown.computed is not None
-    assert shown.step == 3 and shown.responses == 8
-    assert shown.same_tokens == shown.tokens >= 8
-    assert shown.forced.path == ["dp2tp1", "dp1tp2"] and shown.switch.seconds > 0
-    _, _, told = output.partition(f"in {run_dir}: the configuration")
-    for line in (*shown.lines(), shown.computed.words, shown.computed.command, "\nnext: look at "):
-        assert line in told
-    page = (run_dir / "run.html").read_text()
-    assert "The same rollout twice" in page and shown.computed.command in page
 
 
 def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):
@@ -223,77 +197,3 @@ def test_a_run_with_quantized_weights_reports_the_gap(tmp_path: Path):
         assert 1e-4 < row["train/behavior_gap"] < row["train/behavior_gap_max"] < 0.5
     _, state, _ = saved_run(tmp_path / "here")
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
-
-
-def words(command: str, name: str) -> list[str]:
-    python, flag, module, *options = shlex.split(command)
-    assert (python, flag, module) == ("python", "-m", f"pat_jax.{name}")
-    return options
-
-
-def test_the_commands_that_are_printed_parse():
-    plan = parse(words(PLAN, "plan"), PlanConfig, presets=None)
-    assert plan.target == "h100:8" and not plan.compile
-    assert parse(words(NEXT, "train")).model != "demo"
-
-
-def test_only_the_demo_shows_a_switch():
-    assert parse(["--preset", "demo"]).show_switch and parse([]).show_switch
-    assert not parse(words(NEXT, "train")).show_switch
-    assert not parse(["--preset", "switching"]).show_switch
-
-
-def test_a_plan_is_computed_from_what_is_shipped():
-    found = computed_plan(PLAN.replace("--responses 512", "--responses 64"))
-    assert found.trace.is_computed and found.responses == 64
-    assert {name for name, _ in found.static} == {"dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8"}
-    assert 0 < found.planned_s <= 1.02 * found.best_static[1]
-    assert found.trace.total_s == pytest.approx(found.planned_s)
-
-
-def a_run(**changes: Any) -> Any:
-    layouts = {"dp2tp1": None, "dp1tp2": None}
-    made_of = {"first": 0, "setup": SimpleNamespace(layouts=layouts)}
-    return SimpleNamespace(config=SimpleNamespace(steps=2), **(made_of | changes))
-
-
-def test_a_failure_costs_a_line(monkeypatch, caplog, capsys):
-    def fail(run: Any) -> None:
-        raise ValueError("no such thing\nmore of it")
-
-    monkeypatch.setattr(show_switch, "same_rollout", fail)
-    show_switch.show_switch(a_run())
-    line = "--show_switch shows nothing (ValueError: no such thing); the run is complete"
-    assert capsys.readouterr().out.splitlines() == caplog.messages == [line]
-
-
-def test_a_signal_ends_it_and_says_that_the_run_is_complete(monkeypatch, capsys):
-    def stop(run: Any) -> None:
-        raise Stopped(signal.SIGINT)
-
-    monkeypatch.setattr(show_switch, "same_rollout", stop)
-    with pytest.raises(Stopped):
-        show_switch.show_switch(a_run())
-    assert "(stopped by SIGINT); the run is complete" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_that_shows_a_switch_learns_and_saves_the_same(tmp_path: Path):
-    """Weights, metrics and what a resumed run begins with: to the bit."""
-    path = ["--layout", "dp1tp2@4"]  # no clock decides
-    with_it = run(*TINY, *path, "--run_dir", "with", "--show_switch", "true", cwd=tmp_path)
-    without = run(*TINY, *path, "--run_dir", "without", cwd=tmp_path)
-    assert "made twice" in with_it and "made twice" not in without
-    folders = [tmp_path / "with", tmp_path / "without"]
-    for shown, plain in [[without_times(read_metrics(x / "metrics.jsonl")) for x in folders]]:
-        assert shown == plain
-    (_, one, step), (_, other, _) = map(saved_run, folders)
-    assert step == 2
-    assert_same_bits(one, other)
-    assert json.loads((folders[0] / "switch.json").read_text())["step"] == 3
-    more = ["--resume", "--steps", "3", "--run_dir"]
-    for folder in folders:
-        run(*more, folder.name, cwd=tmp_path)
-    (_, one, step), (_, other, _) = map(saved_run, folders)
-    assert step == 3
-    assert_same_bits(one, other)

@@ -17,7 +17,7 @@ from pat_jax.common.html.charts import Line, Plot
 from pat_jax.common.html.figure import LETTER, Figure
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.executor import Collected
-from pat_jax.engine.record.plot import draw_rollout, draw_rollouts, plot_rollout
+from pat_jax.engine.record.plot import draw_rollout, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import Copies
@@ -144,11 +144,6 @@ def test_tokens_of_drafts_are_areas_by_what_they_are_from():
         expected = [(x, below, above) for ends, below, above in corners for x in ends]
         assert [*line.interval] == [pytest.approx(corner) for corner in expected]
         assert [y for _, y in line.points] == pytest.approx([*high, high[-1]])
-
-
-def test_nobodys_markup_is_drawn():
-    picture = svg_of(draw_rollouts({"<b>&": TRACE}))
-    assert "<b>&: 100 responses in 4 s" in words_of(picture)
 
 
 def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pat_jax.common.html.charts import COMPUTED, layout_colour
+from pat_jax.common.html.charts import layout_colour
 from pat_jax.common.text_table import percent, shown, text_table
 
 if TYPE_CHECKING:
@@ -51,5 +51,5 @@ def _environment(folder: Path, form: Form) -> "Environment":
         "in_a_line": lambda text: " ".join(text.split()),
         "layout_colour": layout_colour,
     }
-    made.globals |= {"COMPUTED": COMPUTED, "form": form}
+    made.globals |= {"form": form}
     return made

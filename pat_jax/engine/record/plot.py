@@ -3,7 +3,7 @@
 Running sequences are drawn above bands of layouts. Knows `RolloutTrace`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -38,8 +38,8 @@ SOURCES = {
 MOST_TOLD = 12  # most switches described under the picture; its .json file has all
 
 
-def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> Plot:
-    """Returns a chart of running sequences, over bands of the layouts, for at least `until_s` s."""
+def running_plot(trace: RolloutTrace, title: str = "") -> Plot:
+    """Returns a chart of running sequences, over bands of the layouts."""
     edges = [*trace.times_s, trace.total_s]
     at, running = running_curve(trace, edges)
     bands = [Band("prefill", 0, edges[0], PREFILL)] if edges[0] > 0 else []
@@ -49,7 +49,7 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
     points = [(edges[0], 0.0), *zip(at, running, strict=True)]
     return Plot(
         [Line("", points, INK, is_step=True, is_filled=True)],
-        across=Axis.over([*edges, until_s]),
+        across=Axis.over(edges),
         up=Axis.over([HEADROOM * max(running)]),
         across_words=SECONDS,
         up_words="running sequences, and the layout in force",
@@ -60,8 +60,8 @@ def running_plot(trace: RolloutTrace, title: str = "", until_s: float = 0.0) -> 
     )
 
 
-def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
-    """Yields a chart of the tokens of a sequence per decode step, over at least `until_s` seconds.
+def draft_plots(trace: RolloutTrace) -> Iterator[Plot]:
+    """Yields a chart of the tokens of a sequence per decode step, over seconds.
     Above one token it shows accepted draft tokens by source. Yields nothing if there were none."""
     drafts = trace.drafts
     edges = [*trace.times_s, trace.total_s]
@@ -80,7 +80,7 @@ def draft_plots(trace: RolloutTrace, until_s: float) -> Iterator[Plot]:
     total = Line("", [*zip(edges, per_step, strict=True)], INK, is_step=True)
     yield Plot(
         [*lines, total],
-        across=Axis.over([*edges, until_s]),
+        across=Axis.over(edges),
         up=Axis.over(per_step),
         across_words=SECONDS,
         up_words="tokens of a sequence in a decode step",
@@ -137,28 +137,12 @@ def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:
 
 
 def draw_rollout(trace: RolloutTrace) -> Figure:
-    return draw_rollouts({"": trace})
-
-
-def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> Figure:
-    """Draws rollouts one below the other, over the same seconds.
-
-    Args:
-      traces: traces by their titles.
-    """
-    until_s = max(trace.total_s for trace in traces.values())
-    plots = []
-    for name, trace in traces.items():
-        plots += [running_plot(trace, _title(trace, name), until_s), *draft_plots(trace, until_s)]
-    return Figure(plots, told=[line for trace in traces.values() for line in _told(trace)])
-
-
-def _title(trace: RolloutTrace, name: str) -> str:
     switches = len(trace.switches)
-    return (
-        f"{name}{': ' * bool(name)}{max(trace.running, default=0):,} responses in {_seconds(trace.total_s)}:"
-        f" {trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}"
+    title = (
+        f"{max(trace.running, default=0):,} responses in {_seconds(trace.total_s)}: "
+        f"{trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}"
     )
+    return Figure([running_plot(trace, title), *draft_plots(trace)], told=[*_told(trace)])
 
 
 def _draft_words(drafts: DraftTrace) -> str:

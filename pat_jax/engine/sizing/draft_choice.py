@@ -56,7 +56,6 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
         texts=0 if config.is_generated else TEXTS_ROOM,
         exit_layer=config.exit_layer,
         has_model=config.draft_model != "",
-        cache_tokens=config.cache_tokens,
     )
 
 

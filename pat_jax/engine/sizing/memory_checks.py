@@ -67,8 +67,7 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
 def _drafts_words(memory: MemoryModel, split: Split) -> str:
     if not (drafted := memory.drafted(split)):
         return ""
-    options = "--speculation.num_draft_tokens or, of a draft model, --speculation.cache_tokens"
-    return f", drafts ({gib(drafted)}, less with smaller {options})"
+    return f", drafts ({gib(drafted)}, none with --speculation.source none)"
 
 
 def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:

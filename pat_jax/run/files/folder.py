@@ -22,7 +22,6 @@ from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
 from pat_jax.run.files.asked_again import ASKED, check_asked
 from pat_jax.run.files.hub_names import go_on_with_names
-from pat_jax.run.files.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 
 CONFIG_FILE = "config.yaml"
 LOG_FILE = "run.log"
@@ -135,7 +134,7 @@ def _check_kinds(folder: Path, option: str) -> None:
                 )
     files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
     pictures = [f"{name}.{kind}" for name in ("rollout", "iteration") for kind in ("json", "png")]
-    for name in (*files, SWITCH_FILE, SWITCH_PICTURE, *pictures):
+    for name in (*files, *pictures):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
     for name in (CHECKPOINTS, ROWS, "tensorboard"):

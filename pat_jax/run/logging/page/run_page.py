@@ -20,7 +20,6 @@ from pat_jax.common.html.render import rendered
 from pat_jax.engine.record.plot import running_plot
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, PAGE_FILE
-from pat_jax.run.files.shown_switch import read_switch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page import curves, numbers
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
@@ -93,7 +92,6 @@ def run_page(folder: Path) -> str:
         running_plot=running_plot,
         read_rollouts=lambda: read_rollouts(folder),
         read_samples=lambda: read_samples(folder),
-        read_switch=lambda: read_switch(folder),
         drawn=_drawn,
     )
 
