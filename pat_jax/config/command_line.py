@@ -4,6 +4,7 @@ Knows argv and which source wins over which. What options there are, how files s
 they are explained is in `options/`; what an option means, in the configuration class.
 """
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
 from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
-from pat_jax.common.options.names import no_option, unknown
+from pat_jax.common.options.names import no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
@@ -111,17 +112,20 @@ def _sources(presets: Path | None) -> dict[str, Option]:
 def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[str, list[str]]]:
     """Yields the full name of each option in `argv`, and the texts of its values."""
     rest = list(argv)
+    given: dict[str, tuple[str, list[str]]] = {}
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
             raise no_option(word, options)
         name, has_value, text = word[2:].partition("=")
-        if name not in options and (name := name.replace("-", "_")) not in options:
-            raise unknown(name, options)
-        option = options[name]
+        name = name.replace("-", "_")
+        option = options[resolved(name, options)]
         texts = [text] if has_value else _take_values(rest, option)
         if not texts:
             raise UserError(f"option --{name} has no value: expected {option.expected}.")
+        before, others = given.setdefault(option.name, (name, texts))
+        if before != name and others != texts:
+            raise twice(f"--{before} {shlex.join(others)}", f"--{name} {shlex.join(texts)}")
         yield option.name, texts
 
 

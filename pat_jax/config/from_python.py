@@ -3,23 +3,27 @@
     words("demo", {"steps": 5, "rollout": {"top_p": 0.9}})  ->  --preset=demo --steps=5
     --rollout.top_p=0.9
 
-Knows Python's values. Does not know what an option means, nor its valid values:
-`command_line.parse` reads the words, with the same error messages.
+Knows Python's values, and answers an unknown name in Python's words. Does not know what an option
+means, nor its valid values: `command_line.parse` reads the words, with the same error messages.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.options.declared import NONE_OF_MANY, Option, options_of
 from pat_jax.common.options.files import preset_names
+from pat_jax.common.options.names import meant, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.run import RunConfig
 
+SOURCES = ("preset", "config")  # that others are read from
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
 
 
@@ -45,8 +49,8 @@ def words(
         if name
     }
     if not isinstance(config, Mapping):
-        return [*_source(config, presets), *_words(options, "", known)]
-    return [*_words(config, "", known), *_words(options, "", known)]
+        return [*_source(config, presets), *_words(options, known)]
+    return [*_words(config, known), *_words(options, known)]
 
 
 def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list[str]:
@@ -65,22 +69,72 @@ def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list
     )
 
 
-def _words(options: Mapping[str, Any], prefix: str, known: Mapping[str, Option]) -> Iterator[str]:
-    sections = {name.rpartition(".")[0] for name in known} - {""}
-    for key, value in options.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name in sections:
-            yield from _words(value, f"{name}.", known)
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            texts = [_text(name, each) for each in value]
-            if len(texts) > 1 and name in known and not known[name].takes_many:
-                raise OptionError(name, value, known[name].expected)
+def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[str]:
+    given: dict[str, tuple[str, object]] = {}
+    for name, value in _flat(options, "", {name.rpartition(".")[0] for name in known} - {""}):
+        ours = _resolved(name, value, known)
+        before, other = given.setdefault(ours, (name, value))
+        if before != name and shown(other) != shown(value):
+            raise twice(_written(before, _literal(other)), _written(name, _literal(value)))
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            texts = [_text(ours, each) for each in value]
+            if len(texts) > 1 and ours in known and not known[ours].takes_many:
+                raise OptionError(ours, value, known[ours].expected)
             if any(text.startswith("--") for text in texts):
-                raise OptionError(name, value, "texts that do not begin with --")
+                raise OptionError(ours, value, "texts that do not begin with --")
             one = texts[0] if texts else NONE_OF_MANY
-            yield from [f"--{name}", *texts] if len(texts) > 1 else [f"--{name}={one}"]
+            yield from [f"--{ours}", *texts] if len(texts) > 1 else [f"--{ours}={one}"]
         elif value is not None:
-            yield f"--{name}={_text(name, value)}"
+            yield f"--{ours}={_text(ours, value)}"
+
+
+def _flat(
+    options: Mapping[str, Any], prefix: str, sections: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yields each option by its dotted name; those of a section may be in a mapping."""
+    for key, value in options.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" in sections:
+            yield from _flat(value, f"{prefix}{key}.", sections)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
+    """Returns the full name of an option. Raises UserError in a caller's words if there is none."""
+    literal = _literal(value)
+
+    def write(option: str, text: str) -> str:
+        leaf = option.rpartition(".")[2]
+        is_alone = "." not in name and meant(leaf, known) == [option]
+        text = text if text in ("", literal) else repr(yaml.safe_load(text))
+        return _written(leaf if is_alone else option, text)
+
+    try:
+        return name if name in SOURCES else resolved(name, known, "", write, literal)
+    except UserError as error:
+        sentence = str(error).replace(" (see --help)", "")
+        raise UserError(sentence.replace("--help all", "--help all of a command")) from None
+
+
+def _written(name: str, text: str) -> str:
+    """Returns an option and its value, or "" for none, as an argument of a function: `beta=0.1`, or
+    `eval={'every': 5}` for one of a section."""
+    *sections, leaf = name.split(".")
+    if not sections:
+        return f"{leaf}={text}" if text else leaf
+    inner = f"{{{leaf!r}: {text or '...'}}}"
+    for section in reversed(sections[1:]):
+        inner = f"{{{section!r}: {inner}}}"
+    return f"{sections[0]}={inner}"
+
+
+def _literal(value: object) -> str:
+    """Returns a short value as it is written in a program, a function as its name."""
+    name = getattr(value, "__name__", "")
+    if callable(value) and name.isidentifier():
+        return name
+    is_plain = isinstance(value, bool | int | float | str)
+    return shown(value) if is_plain and len(shown(value)) <= 40 else "..."
 
 
 def _text(name: str, value: object) -> str:

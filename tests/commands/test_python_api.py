@@ -169,7 +169,7 @@ def test_modules_of_commands_are_called_whatever_was_imported_first(name: str):
     assert getattr(pat_jax, name) is module and callable(module.main)
     parameters = inspect.signature(module).parameters
     assert next(iter(parameters)) == "config" and "options" in parameters
-    with pytest.raises(UserError, match=r"^unknown option --modl"):
+    with pytest.raises(UserError, match=r"^unknown option modl='tiny'"):
         module(modl="tiny")
 
 

@@ -50,7 +50,7 @@ def test_the_lists_are_whole():
         title: sum(len(one.split()) for one in lists.values()) for title, lists in LISTS.items()
     }
     assert counts == {
-        "TRL 1.16.0": 338,
+        "TRL 1.16.0": 360,
         "transformers 5.24.0, the base of TRL's": 114,
         "verl 0.9.1": 898,
         "OpenRLHF 0.11.2": 405,
@@ -203,6 +203,8 @@ OTHERWISE = {  # what the answer has to have in it
     "reward.overlong_buffer_len": "is a share of --rollout.max_completion_length",
     "vllm.num_engines": "--placement.rollout",
     "train.batch_size": "--algorithm.mini_batch_size",
+    "zpg": "--fsdp_size",
+    "optimizers": "is AdamW",
     "max_num_seqs": "is not needed: the engine starts responses",
     "enable_prefix_caching": "is not needed: responses of a group share",
     "min_p": "is not offered here",
@@ -230,6 +232,26 @@ OF_OTHER_COMMANDS = [
 @pytest.mark.parametrize(("name", "ours"), SAME.items())
 def test_an_option_is_answered_with_ours(name: str, ours: str):
     assert answer(name) == f"--{ours}"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        (
+            "--no-enable-prefix-caching",
+            "option --no_enable_prefix_caching is not offered: responses of a group share the pages",
+        ),
+        ("--no-enforce-eager", "option --no_enforce_eager is not offered: XLA compiles"),
+        (
+            "--no-deterministic",
+            "unknown option --no_deterministic: did you mean --deterministic false",
+        ),
+        ("--no-log-completions", "--log_completions false (see --help)?"),
+        ("--no-repeat-ngram-size", "is not offered here: leave it out"),
+    ],
+)
+def test_a_switch_that_is_turned_off_is_answered(word: str, sentence: str):
+    assert sentence in mistake(word)
 
 
 @pytest.mark.parametrize(("name", "words"), OTHERWISE.items())

@@ -10,7 +10,7 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option
-from pat_jax.common.options.names import of_today, unknown
+from pat_jax.common.options.names import of_today, resolved
 from pat_jax.common.rules import OptionError
 
 
@@ -93,10 +93,8 @@ def _walk(
             yield from _walk(value, f"{name}.", title, options)
         elif of_today(name, _plain(value)) is None:
             continue
-        elif name not in options:
-            raise unknown(name, options, where)
         else:
-            option = options[name]
+            option = options[resolved(name, options, where)]
             yield option.name, Setting(_texts(value, option, where), where)
 
 

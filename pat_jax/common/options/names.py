@@ -1,8 +1,9 @@
-"""Suggests an option for an unknown name: a typing mistake, or a name from another project."""
+"""Finds the option that a name stands for, or suggests one: for the last part of a name, a typing
+mistake, or a name from another project."""
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -23,12 +24,22 @@ _ANSWERS = [
     for one in _TABLE[section]
 ]
 _LEAVE_OUT = "is not offered here: leave it out (see --help)."
-_OPTION = re.compile(r"--(\w+(?:\.\w+)*)")
+_OPTION = re.compile(r"--(\w+(?:\.\w+)*)(?:=(\S*\w))?")  # of an answer, with a value or without
 _NEARLY = 0.8  # the least similarity of a mistake of typing
 
-# If several sections have an option of one name, the section with the least number is meant.
-_BY_USE = {"": -5, "optimizer": -4, "rollout": -3, "algorithm": -2, "eval": -1}
+# If several sections have an option of one name, the one with the least number is meant: what the
+# policy learns by, before what is watched and saved, before other models.
+_BY_USE = {"": 0, "optimizer": 1, "rollout": 1, "algorithm": 1}
+_BY_USE |= dict.fromkeys(("critic", "critic.lora", "teacher", "reward_model", "warm_start"), 3)
+_OTHERWISE = 2
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
+
+Write = Callable[[str, str], str]
+
+
+def in_shell(name: str, value: str) -> str:
+    """Returns how an option and its value, or "" for none, are written on the command line."""
+    return f"--{name} {value}".rstrip()
 
 
 def of_today(name: str, text: str) -> str | None:
@@ -37,15 +48,69 @@ def of_today(name: str, text: str) -> str | None:
     return _RETIRED.get(name, {}).get(text, text)
 
 
-def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
-    """Returns the error for an unknown name, with a suggestion."""
-    if any(known.startswith(f"{name}.") for known in options):
-        return UserError(f"--{name}{where} is a section: write --{name}.OPTION (see --help).")
-    near, answer = looked_up(name, options)
+def resolved(
+    name: str, known: Collection[str], where: str = "", write: Write = in_shell, given: str = ""
+) -> str:
+    """Returns the known name that `name` is, or is the last part of. Raises UserError if there is
+    none, or if it is not clear which one is meant; the others are as in `unknown`."""
+    found = meant(name, known)
+    if not found:
+        raise unknown(name, known, where, write, given)
+    if len(found) > 1:
+        several = " or ".join(write(each, given) for each in found)
+        raise UserError(
+            f"option {write(name, given)}{where} may be {several}: write which of them."
+        )
+    return found[0]
+
+
+def meant(name: str, known: Collection[str]) -> list[str]:
+    """Returns the known names that `name` may stand for: itself, or those whose last part it is,
+    unless others call something else so."""
+    if name in known:
+        return [name]
+    found = [each for each in known if each.rpartition(".")[2] == name]
+    if _is_section(name, known) or looked_up(name, known)[0] not in found:
+        return []
+    return [each for each in found if _use(each) == min(map(_use, found))]
+
+
+def _is_section(name: str, known: Collection[str]) -> bool:
+    return any(each.startswith(f"{name}.") for each in known)
+
+
+def _use(name: str) -> int:
+    return _BY_USE.get(name.rpartition(".")[0], _OTHERWISE)
+
+
+def unknown(
+    name: str, known: Collection[str], where: str = "", write: Write = in_shell, given: str = ""
+) -> UserError:
+    """Returns the error for an unknown name, with a suggestion.
+
+    Args:
+      where: where it was written, for the sentence.
+      write: returns an option and its value as the user writes them.
+      given: the value that the name was given, for `write`.
+    """
+    asked = write(name, given)
+    if _is_section(name, known):
+        inside = write(f"{name}.OPTION", "")
+        return UserError(f"{asked}{where} is a section: write {inside} (see --help).")
+    near, answer = looked_up(name, known)
+    if name.startswith("no_"):  # a switch that is turned off
+        given = "false"
+        answer = answer.replace("is not needed", "is not offered", 1)
     if answer:
-        return UserError(f"option --{name}{where} {answer}")
-    hint = f"did you mean --{near} (see --help)?" if near else "--help all lists every option."
-    return UserError(f"unknown option --{name}{where}: {hint}")
+        answer = _OPTION.sub(lambda found: write(found[1], found[2] or ""), answer)
+        return UserError(f"option {asked}{where} {answer}")
+    hint = f"did you mean {write(near, given)} (see --help)?" if near else ""
+    return UserError(f"unknown option {asked}{where}: {hint or '--help all lists every option.'}")
+
+
+def twice(one: str, other: str) -> UserError:
+    """Returns the error for one option under two names, with two values."""
+    return UserError(f"{one} and {other} are one option: keep one of them.")
 
 
 def no_option(word: str, options: Mapping[str, Option]) -> UserError:
@@ -71,7 +136,7 @@ def looked_up(name: str, known: Collection[str]) -> tuple[str | None, str]:
     """Returns the known name that means the same as `name`, or is spelt like it, or None; and what
     to do without one, or "" if the name may be a typing mistake. The last part of a dotted name
     counts most."""
-    by_use = sorted(known, key=lambda each: _BY_USE.get(each.rpartition(".")[0], 0))
+    by_use = sorted(known, key=_use)
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(by_use)}
     for key in _keys(name):
         if key in known and "." in key:
@@ -80,13 +145,19 @@ def looked_up(name: str, known: Collection[str]) -> tuple[str | None, str]:
         answers = [text for names, text in _ANSWERS if key in names]
         if not same and not answers and (key not in _NOT_OFFERED or key in by_leaf):
             continue
-        answers = [text for text in answers if set(_OPTION.findall(text)) <= {*known}]
+        answers = [text for text in answers if _mentioned(text) <= {*known}]
         of_this_command = [text for text in answers if "--" in text]
         near = (ours if ours in known else by_leaf.get(ours) for ours in [*same, key])
         if not of_this_command and (found := next(filter(None, near), None)):
             return found, ""
         return None, [*of_this_command, *answers, _LEAVE_OUT][0]
+    if name.startswith("no_"):  # as vLLM turns a switch off
+        return looked_up(name[3:], known)
     return _spelt_like(name, known, by_leaf), ""
+
+
+def _mentioned(answer: str) -> set[str]:
+    return {name for name, _ in _OPTION.findall(answer)}
 
 
 def _keys(name: str) -> Iterator[str]:
