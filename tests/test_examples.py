@@ -19,6 +19,7 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.data.arithmetic import TOKENIZER, solve, worked
+from pat_jax.rl.rewards.rewards import resolve_reward
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.sft.setup import build as build_sft
 from pat_jax.run.start.setup import build
@@ -100,6 +101,26 @@ def test_a_loss_of_ones_own_is_what_a_run_learns_by():
     value, sums = loss({"logprobs": logprobs, "entropy": -logprobs}, columns, weights)
     np.testing.assert_allclose(value, 0.5 * -1 + 0.5 * (np.exp(-1) + 0.25), rtol=1e-6)
     assert float(sums["log_ratio_max"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "completions", "scores"),
+    [
+        ("follows_format", ["<think>3+4</think>\n<answer>7</answer>", "7"], [1, 0]),
+        ("right_number", ["So 1,234.", "12 or 34", "none"], [1, 0.1, 0]),
+        ("passes_tests", ["```python\ndef add(a, b):\n    return a + b\n```", "a + b"], [1, 0]),
+    ],
+)
+def test_rewards_of_ones_own_score_responses(name: str, completions: list[str], scores):
+    function = resolve_reward(f"{EXAMPLES / 'rewards.py'}:{name}")
+    count = len(completions)
+    columns = {"answer": ["1234"] * count, "ground_truth": ["assert add(2, 3) == 5"] * count}
+    assert function(prompts=["?"] * count, completions=completions, **columns) == scores
+
+
+def test_a_response_without_tests_is_not_scored_by_tests():
+    function = resolve_reward(f"{EXAMPLES / 'rewards.py'}:passes_tests")
+    assert function(prompts=["?"], completions=["1"], ground_truth=[None]) == [None]
 
 
 @pytest.mark.slow  # a run that learns

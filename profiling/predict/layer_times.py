@@ -1,7 +1,7 @@
 """Predicts milliseconds of a model's layers on one device of a replica, and of their collectives.
 
 In a layer of experts a device gathers the rows of all replicas, computes its own experts for those,
-and scatters the sums: see `docs/experts.md`. Rows and sums have the width of an expert's input.
+and scatters the sums: see `docs/models.md`. Rows and sums have the width of an expert's input.
 """
 
 import math
