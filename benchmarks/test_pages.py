@@ -1,0 +1,23 @@
+"""The parts of the pages that are made from code and results are what these say."""
+
+import pytest
+
+from benchmarks.pages import DOCS, PART, PARTS, remade
+
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_the_parts_that_the_code_makes(path):
+    page = path.read_text(encoding="utf-8")
+    assert remade(page) == page, "run `python -m benchmarks.pages --write`"
+
+
+def test_every_part_is_on_a_page():
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert {found[1] for found in PART.findall(pages)} == {*PARTS}
+
+
+def test_another_text_in_a_part_is_replaced():
+    page = DOCS.joinpath("results.md").read_text(encoding="utf-8")
+    assert remade(page.replace("0 of 173,574", "1 of 173,574")) == page
