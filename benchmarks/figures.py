@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 PAGE = HERE / "reports" / "README.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.figures --write` -->\n", "<!-- end -->\n"
 MOST_ROWS = 30
+GONE = " --show_switch false"  # an option that recorded commands have, and today's do not
 OF_A_PLACE = ("--out", "--output", "--plot", "--data", "--processes")  # not worth a reader's time
 Kind = Literal["measured", "compiled", "computed"]
 
@@ -59,7 +60,7 @@ class Row:
 def typed(command: str) -> str:
     """A recorded command as it is typed today, without `python -m benchmarks.` and without paths."""
     if not (found := re.match(r"python -m benchmarks\.(?:\w+\.)*(\w+)(.*)", command)):
-        return command.partition(";")[0]
+        return command.partition(";")[0].replace(GONE, "")
     (module,) = HERE.rglob(f"{found[1]}.py")
     words, kept = iter(shlex.split(found[2])), []
     for word in words:
