@@ -191,7 +191,7 @@ def versions() -> str:
     titles = yaml.safe_load(FOREIGN.read_text("utf-8"))
     count = sum(len(words.split()) for one in titles.values() for words in one.values())
     *names, last = [title.partition(",")[0] for title in titles]
-    return f"All {count:,} names have an answer: those of {', '.join(names)}\nand {last}.\n"
+    return f"All {count:,} names have an answer, those of\n{', '.join(names)} and {last}.\n"
 
 
 # ------------------------------------------------------------------------------ pages
