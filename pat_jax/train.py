@@ -51,7 +51,7 @@ def train(
         their own, with the present values that they refer to. The limits are --reward_timeout,
         --reward_memory and --reward_workers. What a function changes there does not change here.
       loss: a loss of your own, its class, or a name as in `--algorithm.loss`
-        (docs/change-something.md).
+        (docs/algorithms.md).
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections
         are dictionaries: `steps=20, rollout={"top_p": 0.9}`. `data` and `eval={"data": ...}` take
         rows instead of files: a list of dictionaries, or a datasets.Dataset. The run's folder

@@ -83,6 +83,22 @@ def test_links_lead_to_files(path: Path):
         assert (path.parent / link).exists(), link
 
 
+def test_pages_that_the_code_names_are_there():
+    """In help texts, comments, messages, examples and notebooks."""
+    folders = ("pat_jax", "models", "rl", "profiling", "examples", "notebooks")
+    suffixes = {".py", ".yaml", ".jinja", ".ipynb"}
+    files = [path for one in folders for path in (ROOT / one).rglob("*") if path.suffix in suffixes]
+    named = {
+        found
+        for path in files
+        for found in re.findall(
+            r"\b(?:docs|benchmarks/reports)/[\w-]+\.md", path.read_text("utf-8")
+        )
+    }
+    assert len(named) > 10
+    assert {page for page in named if not (ROOT / page).is_file()} == set()
+
+
 def test_readme_commands_are_all_looked_at():
     commands = {command for document, command, _ in told() if document == "README.md"}
     assert commands >= {"train", "generate", "plan"}

@@ -21,7 +21,7 @@ class CriticAdapterConfig(AdapterConfig):
 
 @dataclass(frozen=True)
 class CriticConfig(Options):
-    """The critic (docs/algorithms.md). Its optimizer has the policy's options unless given here."""
+    """The critic (docs/ppo.md). Its optimizer has the policy's options unless given here."""
 
     SECTION = "critic."
 

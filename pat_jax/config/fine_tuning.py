@@ -66,7 +66,7 @@ class FineTuning(AnyRun):
     that is shorter."""
     router_aux_loss_coef: float = option(1e-3, not_negative(1000))
     """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
-    docs/experts.md); 0: none. Models without experts have no such loss."""
+    docs/models.md); 0: none. Models without experts have no such loss."""
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x length, all devices together) of one forward-backward pass; gradients
     accumulate over the rest."""

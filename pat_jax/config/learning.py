@@ -71,7 +71,7 @@ class AlgorithmConfig(AdvantageOptions):
     name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS) | SHORT_FORM)
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
     loss: str = ""
-    """A loss of your own: `path/to/file.py:Class` or `module:Class` (docs/change-something.md). If
+    """A loss of your own: `path/to/file.py:Class` or `module:Class` (docs/algorithms.md). If
     it is empty, the options below describe the loss."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
@@ -110,7 +110,7 @@ class AlgorithmConfig(AdvantageOptions):
     """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
     distill_coef: float = option(0.0, not_negative(1000))
     """Weight of the advantages that come from --teacher.model: at each token, how much higher its
-    log-probability is than the policy's (the reverse KL; docs/algorithms.md); 0: no teacher."""
+    log-probability is than the policy's (the reverse KL; docs/distillation.md); 0: no teacher."""
     entropy_coef: float = option(0.0, not_negative(1000))
     """Weight of the policy's entropy, which the update then raises."""
     rollout_correction: Literal[
@@ -145,7 +145,7 @@ class AlgorithmConfig(AdvantageOptions):
     those that the routers choose now. The rollout records its experts either way."""
     router_aux_loss_coef: float = option(0.0, not_negative(1000))
     """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
-    docs/experts.md). 0: none, as is usual in reinforcement learning."""
+    docs/models.md). 0: none, as is usual in reinforcement learning."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length: leave them out of the loss, or score them like any
     other. Averages over tokens or responses count those left in; loss_aggregation constant divides

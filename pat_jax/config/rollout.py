@@ -50,7 +50,7 @@ class EngineSizes(Options):
     have copies. 0: as many devices of a host as divide the experts."""
     expert_width: int = auto(COUNT)
     """Devices over which the width of each expert is divided in addition: steps of few sequences
-    are faster, those of many slower (docs/experts.md). auto: on GPUs the number with which a
+    are faster, those of many slower (docs/models.md). auto: on GPUs the number with which a
     rollout is fastest by the prices of `plan`; elsewhere 1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV

@@ -128,4 +128,4 @@ class UpdateOptions(Options):
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
     """How an update brings tokens and experts together. gathered: each device gathers the weights
     of all experts of a layer, as for other layers; exchanged: tokens are sent to the devices of
-    their experts; auto: the one that sends less (docs/experts.md)."""
+    their experts; auto: the one that sends less (docs/models.md)."""

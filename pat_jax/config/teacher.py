@@ -8,7 +8,7 @@ from pat_jax.common.rules import count
 
 @dataclass(frozen=True)
 class TeacherConfig(Options):
-    """The teacher of on-policy distillation (docs/algorithms.md)."""
+    """The teacher of on-policy distillation (docs/distillation.md)."""
 
     SECTION = "teacher."
 
