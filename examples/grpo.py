@@ -84,7 +84,7 @@ def train(config: RunConfig) -> list[float]:
         batch = to_train_batch(
             groups,
             advantages,
-            mini_batch_size=config.algorithm.mini_batch_size,
+            mini_batch_size=config.mini_batch_size,
             micro_shapes=shapes,
             aggregation=config.algorithm.loss_aggregation,
             truncated=config.algorithm.truncated,

@@ -136,7 +136,7 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
             "min_length": 128,
             "prefill_blocks": 1,
         },
-        algorithm={"mini_batch_size": prompts, "tokens_per_micro_batch": 128 * num_devices},
+        algorithm={"tokens_per_micro_batch": 128 * num_devices},
         warm_start={"steps": 0},
         eval={"every": 0},
     )

@@ -57,8 +57,7 @@ def evaluate(config: EvaluateConfig) -> None:
     tokenizer = checked_tokenizer(run.task, model)
     problem_sets = load_problem_sets(run.task, tokenizer)
     rollout = problem_sets.fitted(run.rollout, run.eval.num_generations, len(devices))
-    algorithm = replace(run.algorithm, mini_batch_size=rollout.prompts_per_step)
-    run = replace(run, rollout=rollout, algorithm=algorithm)
+    run = replace(run, rollout=rollout)
     setup, reward_models = _session_of(run, model, devices, saved, config.adapter)
     progress = Progress(0)
     with open_scorer(problem_sets.rewards, config.reward_limits, reward_models) as scorer:

@@ -54,8 +54,9 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
         response = max(1, min(usual.response, model.context - prompt))
         left["max_completion_length"] = response, usual.response
     rollout = replace(config.rollout, max_prompt_length=prompt, max_completion_length=response)
+    algorithm = replace(config.algorithm, mini_batch_size=config.mini_batch_size)
     note = shortened(model.name, model.context, "rollout.", left)
-    return replace(config, compute_dtype=dtype, rollout=rollout), note
+    return replace(config, compute_dtype=dtype, rollout=rollout, algorithm=algorithm), note
 
 
 def settled_examples(

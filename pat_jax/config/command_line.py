@@ -23,6 +23,11 @@ from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
 DEMO = "demo"  # the preset of a run that names no data
+# Options of a preset that belong to its data: they go if the user brings other data.
+OF_ITS_DATA = (
+    *("data.system_prompt", "data.prompt_key", "data.answer_key"),
+    *("eval.data", "warm_start.steps"),
+)
 DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that use this preset
 
 Config = TypeVar("Config")
@@ -56,14 +61,16 @@ def parse(
         _answer(help_text(default, list(sources.values()), own, prog, page))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
-    settings = _settings(list(_scan(argv, sources | options)), presets, options)
-    if only is not None:
-        settings = {name: one for name, one in settings.items() if name in only}
-    try:
-        return build(default, {name: one.texts for name, one in settings.items()}, options)
-    except OptionError as error:
-        where = settings[error.name].where if error.name in settings else ""
-        raise OptionError(error.name, error.value, error.expected, where) from None
+    settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, options)
+    while True:
+        known = {**of_preset, **settings}
+        texts = {name: one.texts for name, one in known.items() if only is None or name in only}
+        try:
+            return build(default, texts, options)
+        except OptionError as error:
+            if not _gives_way(of_preset.pop(error.name, None)):
+                where = known[error.name].where if error.name in known else ""
+                raise OptionError(error.name, error.value, error.expected, where) from None
 
 
 def _answer(text: str) -> NoReturn:
@@ -138,10 +145,17 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
     return ["true"] if option.kind is bool and not values else values
 
 
+def _gives_way(of_preset: Setting | None) -> bool:
+    """Whether a preset's option is left out where the user's own exclude it. Others are left: what
+    a name stands for, and an empty value, which the user has to replace."""
+    return of_preset is not None and any(of_preset.texts) and not of_preset.where.startswith(" by ")
+
+
 def _settings(
     words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
-) -> dict[str, Setting]:
-    """Returns each option's value and source. --name wins over --config, and --config over --preset."""
+) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """Returns the values that the user gives, and those of the preset. --name wins over --config,
+    and --config over --preset."""
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":
@@ -149,11 +163,14 @@ def _settings(
     words_set = {name: Setting(texts) for name, texts in words if name in options}
     settings |= expanded(words_set, options)
     if presets is None:
-        return settings
+        return settings, {}
     named = [text for name, (text, *_) in words if name == "preset"]
     model = settings["model"].texts[0] if "model" in settings else DEMO
     has_data = any(name.partition(".")[0] == "data" for name in settings)
     if not named and (has_data or model not in DEMO_MODELS):
-        return settings
+        return settings, {}
     preset = read_preset(presets, named[-1] if named else DEMO, options)
-    return expanded(preset, options) | settings
+    of_preset = expanded(preset, options)
+    if "data.files" in settings:
+        of_preset = {name: one for name, one in of_preset.items() if name not in OF_ITS_DATA}
+    return settings, {name: one for name, one in of_preset.items() if name not in settings}

@@ -32,7 +32,5 @@ class DataConfig(RowOptions):
 
     def check_unused(self) -> None:
         """Raises OptionError if an option is set that the built-in task would ignore."""
-        for each in fields(self):
-            if each.name != "files":
-                expected = f"nothing with the built-in task {ARITHMETIC!r}, which has no files"
-                self.need(each.name, getattr(self, each.name) == each.default, expected)
+        names = (each.name for each in fields(self) if each.name != "files")
+        self.need_defaults(names, f"with the built-in task {ARITHMETIC!r}, which has no files")

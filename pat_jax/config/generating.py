@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import RESPONSES
 from pat_jax.config.data import DataConfig
-from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import AskedRollout, RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import OnDevices, Planned
@@ -64,5 +63,4 @@ class Generating(Planned, OnDevices):
             profile=self.profile,
             speculation=self.speculation,
             rollout=rollout,
-            algorithm=AlgorithmConfig(mini_batch_size=rows),
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pat_jax.common.options.declared import SHORT_FORM, Options, option, stands_for
+from pat_jax.common.options.declared import SHORT_FORM, Options, auto, option, stands_for
 from pat_jax.common.rules import (
     COUNT,
     FRACTION_OR_ZERO,
@@ -25,6 +25,7 @@ OF_CRITICS = ("gamma", "lam", "value_clip", "whiten_rewards")
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
 LOWER_CLIP: Rule = (lambda x: 0 < x <= 1, "a number above 0 and up to 1")
 DEMONSTRATIONS = 64  # most in a supervised step, which is at most one micro-batch
+_UNSCALED = {"scale_rewards": "none"}  # nothing is compared in groups, or it is scaled already
 CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
@@ -73,22 +74,26 @@ class AlgorithmConfig(AdvantageOptions):
     loss: str = ""
     """A loss of your own: `path/to/file.py:Class` or `module:Class` (docs/algorithms.md). If
     it is empty, the options below describe the loss."""
-    baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
+    baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = field(
+        default="group", metadata=stands_for({"none": _UNSCALED, "critic": _UNSCALED})
+    )
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
     group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
-    each token (PPO)."""
+    each token (PPO). The last two set scale_rewards none."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide reward minus baseline by the standard deviation of the group's rewards (GRPO), by that
     of all rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
-    whiten_advantages: bool = False
+    whiten_advantages: bool = field(default=False, metadata=stands_for({"true": _UNSCALED}))
     """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
-    deviation (REINFORCE++)."""
+    deviation (REINFORCE++). It sets scale_rewards none."""
     ratio: Literal["token", "sequence", "trajectory"] = "token"
     """Probability ratio to the policy before the update: of each token (GRPO), the geometric mean
     over the tokens of a response (GSPO), or their product (RLOO)."""
-    surrogate: Literal["ppo", "cispo"] = "ppo"
+    surrogate: Literal["ppo", "cispo"] = field(
+        default="ppo", metadata=stands_for({"cispo": {"delta": 0.0}})
+    )
     """What the clip bounds: the objective, which zeroes gradients of clipped tokens (PPO), or the
-    weight of a token, which keeps them (CISPO)."""
+    weight of a token, which keeps them (CISPO) and sets delta 0."""
     epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = option(0.2, positive(1000))
@@ -131,8 +136,8 @@ class AlgorithmConfig(AdvantageOptions):
     """What a response of max_completion_length loses of its reward, with overlong_buffer."""
     num_iterations: int = option(1, count(1, 1000))
     """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
-    mini_batch_size: int = option(32, RESPONSES)
-    """Prompts in one optimizer step."""
+    mini_batch_size: int = auto(RESPONSES)
+    """Prompts in one optimizer step, a divisor of --rollout.prompts_per_step. auto: all of them."""
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""

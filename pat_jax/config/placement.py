@@ -35,7 +35,7 @@ class PlacementConfig(Options):
     lag: int = option(0, count(0, 1))
     """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
     is generated while the models learn from the batch before, on devices of their own (one step
-    off-policy). It needs --algorithm.rollout_correction."""
+    off-policy). --algorithm.rollout_correction none is then token_truncate."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices. With several processes,
@@ -59,16 +59,12 @@ class PlacementConfig(Options):
             self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
         self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
 
-    def check_lag(self, *, train: bool, deterministic: bool, top_k: int, correction: str) -> None:
+    def check_lag(self, *, train: bool, deterministic: bool, top_k: int) -> None:
         """Raises OptionError if --placement.lag is 1 and another option excludes that."""
         for is_wrong, expected in (
             (not train, "0 with --train false, which updates nothing"),
             (deterministic, "0 with --deterministic"),
             (top_k > 0, "0 with --teacher.top_k, whose loss no correction weighs"),
-            (
-                correction == "none",
-                "0 without --algorithm.rollout_correction, which weighs what an older policy sampled",
-            ),
         ):
             self.need("lag", not (self.lag and is_wrong), expected)
 

@@ -65,7 +65,7 @@ def program_choice(
     return ProgramChoice(
         rollout=run.rollout,
         speculation=run.speculation,
-        algorithm=run.algorithm,
+        algorithm=replace(run.algorithm, mini_batch_size=run.mini_batch_size),
         micro_batches=run.micro_batches,
         dtype=run.compute_dtype,
         roles=tuple(map(_unnamed, roles)),
@@ -84,7 +84,6 @@ def of_rollouts(
         compute_dtype=dtype,
         train=False,
         rollout=rollout,
-        algorithm=AlgorithmConfig(mini_batch_size=rollout.prompts_per_step),
         speculation=speculation,
         scan_layers="false",
     )

@@ -40,11 +40,12 @@ class EngineSizes(Options):
     """Smallest row bucket of a replica, in sequences; smaller buckets fit a shrinking batch more
     closely, but compile more programs."""
     min_length: int = option(64, TOKENS)
-    """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
+    """Smallest KV length bucket in tokens, rounded up to whole pages; buckets double from here to
+    the longest sequence."""
     check_every: int = option(8, TOKENS)
     """Decode steps between two tests of the stop condition on the device."""
     burst_steps: int = option(64, TOKENS)
-    """Most decode steps in one on-device burst."""
+    """Most decode steps in one on-device burst, rounded up to a multiple of check_every."""
     expert_parallel: int = option(0, COUNT_OR_ZERO)
     """Devices over which the experts of a layer are divided, the same in all layouts; other devices
     have copies. 0: as many devices of a host as divide the experts."""
@@ -61,8 +62,7 @@ class EngineSizes(Options):
         super().__post_init__()
         for name, unit in (("burst_steps", "check_every"), ("min_length", "page_size")):
             value, divisor = getattr(self, name), getattr(self, unit)
-            words = f"a multiple of --{self.SECTION}{unit} ({divisor})"
-            self.need(name, value % divisor == 0, words)
+            object.__setattr__(self, name, -(-value // divisor) * divisor)
 
 
 @dataclass(frozen=True)

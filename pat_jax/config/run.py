@@ -4,7 +4,7 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`com
 used. The string under a field is its help text on the command line.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
@@ -98,7 +98,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         prompts = self.rollout.prompts_per_step
         self.need(
             "algorithm.mini_batch_size",
-            prompts % self.algorithm.mini_batch_size == 0,
+            prompts % self.mini_batch_size == 0,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
         self._check_horizon()
@@ -114,8 +114,10 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             train=self.train,
             deterministic=self.deterministic,
             top_k=self.teacher.top_k,
-            correction=self.algorithm.rollout_correction,
         )
+        if self.placement.lag and self.algorithm.rollout_correction == "none":
+            corrected = replace(self.algorithm, rollout_correction="token_truncate")
+            object.__setattr__(self, "algorithm", corrected)
         self._check_split()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
@@ -131,9 +133,14 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return super().trains_adapters and (not has_critic or self.critic.lora.is_on)
 
     @property
+    def mini_batch_size(self) -> int:
+        """The number of prompts in one optimizer step."""
+        return self.algorithm.mini_batch_size or self.rollout.prompts_per_step
+
+    @property
     def updates_per_step(self) -> int:
         """The number of optimizer steps in one iteration."""
-        batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size
+        batches = self.rollout.prompts_per_step // self.mini_batch_size
         return batches * self.algorithm.num_iterations
 
     @property
@@ -164,7 +171,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         algorithm = self.algorithm
         return MicroBatches(
             tokens=algorithm.tokens_per_micro_batch,
-            prompts=algorithm.mini_batch_size,
+            prompts=self.mini_batch_size,
             num_generations=rollout.num_generations,
             max_prompt_length=rollout.max_prompt_length,
             max_completion_length=rollout.max_completion_length,

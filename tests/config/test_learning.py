@@ -86,7 +86,7 @@ SUM = "multi_objective_aggregation normalize_then_sum"
     [
         ("name=cispo delta=3", "delta", "surrogate cispo"),
         ("beta=0.1 kl_estimator=k1", "kl_estimator", "kl_in loss"),
-        ("baseline=none", "scale_rewards", "baseline none"),
+        ("baseline=none scale_rewards=batch", "scale_rewards", "baseline none"),
         ("name=reinforce_pp dynamic_sampling=2", "dynamic_sampling", "baseline none"),
         ("name=gdpo baseline=leave_one_out", "baseline", SUM),
         ("name=gdpo scale_rewards=none", "scale_rewards", SUM),

@@ -63,7 +63,6 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         ("--placement.critic first", "expected devices such as 0-3"),
         ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
-        ("--placement separate --placement.lag 1", "placement.lag is 1: expected 0 without"),
         (f"{LAG} --placement separate --placement.lag 2", "an integer from 0 to 1"),
         (LAG, "expected 0 with --placement flatten"),
         (f"{LAG} --placement interleave", "0 where rollouts share devices with policy, critic"),

@@ -24,9 +24,9 @@ def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> 
     """Returns the settings, with the options added that some of them stand for. An option that the
     same source sets directly wins."""
     found: dict[str, Setting] = {}
-    for name, setting in settings.items():
-        option = options[name]
-        value = " ".join(setting.texts)
+    for name, option in options.items():  # in their order: a part's own parts win over its name's
+        setting = settings.get(name, Setting([]))
+        value = " ".join(setting.texts).lower()
         for part, text in (option.stands_for or {}).get(value, {}).items():
             where = f" by {name} {value}{setting.where}"
             found[f"{option.section}.{part}"] = Setting([str(text)], where)

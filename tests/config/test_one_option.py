@@ -1,0 +1,109 @@
+"""A user who changes one option need not change a second."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from pat_jax.common.options.declared import Option, options_of
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import parse
+
+BASES = {
+    "demo": "",
+    "a model and data": "--model owner/name --data lessons.jsonl",
+    "ppo": "--preset ppo",
+    "a preset with data": "--preset qwen2.5-0.5b",
+}
+# What is asked for cannot be had without a second option, which has no default that would suit.
+ASKS_FOR = {
+    ("resume", "run_dir"),
+    ("algorithm.name", "teacher.model"),
+    ("algorithm.distill_coef", "teacher.model"),
+    ("placement.name", "algorithm.name"),  # split is for critics
+    ("algorithm.multi_objective_aggregation", "algorithm.baseline"),  # with a critic
+}
+NUMBERS = [0, 1, 2, 3, 5, 8, 24, 100, 1000]
+
+
+def values(option: Option) -> Iterator[str]:
+    """Yields values of the option's kind, of which its own rule may refuse some."""
+    kind = get_args(option.kind)[0] if option.takes_many else option.kind
+    if kind is bool or get_origin(kind) is Literal:
+        yield from ("true", "false") if kind is bool else get_args(kind)
+    elif kind is str:
+        yield from ("a.jsonl", "all", "dp2tp1", "suffix", "wandb")
+    else:
+        yield from (str(kind(number / 4 if kind is float else number)) for number in NUMBERS)
+
+
+def blamed(words: list[str]) -> str | None:
+    """Returns the option that is refused, or None."""
+    try:
+        parse(words)
+    except OptionError as error:
+        return error.name
+    return None
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_no_other_option_is_refused(base: str):
+    tried = 0
+    for option in options_of(parse(base.split())):
+        for value in values(option):
+            name = blamed([*base.split(), f"--{option.name}={value}"])
+            assert name in (None, option.name) or (option.name, name) in ASKS_FOR, (value, name)
+            tried += name is None
+    assert tried > 400
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--rollout.prompts_per_step 4", {"mini_batch_size": 4, "updates_per_step": 1}),
+        ("--preset ppo", {"mini_batch_size": 64, "updates_per_step": 2}),
+        ("--preset ppo --rollout.prompts_per_step 24", {"mini_batch_size": 24}),
+        (
+            "--preset ppo --algorithm grpo",
+            {"critic.learning_rate": None, "algorithm.baseline": "group"},
+        ),
+        ("--preset qwen2.5-0.5b --steps 3", {"steps": 3, "optimizer.warmup_steps": 0}),
+        ("--rollout.page_size 32", {"rollout.min_length": 64}),
+        ("--rollout.check_every 24", {"rollout.burst_steps": 72}),
+        ("--algorithm.baseline none", {"algorithm.scale_rewards": "none"}),
+        ("--algorithm.whiten_advantages", {"algorithm.scale_rewards": "none"}),
+        ("--algorithm.surrogate cispo", {"algorithm.delta": 0.0}),
+        ("--algorithm.surrogate cispo --algorithm grpo", {"algorithm.delta": 0.0}),
+        (
+            "--placement separate --placement.lag 1",
+            {"algorithm.rollout_correction": "token_truncate"},
+        ),
+    ],
+)
+def test_others_follow(words: str, expected: dict[str, Any]):
+    config = parse(words.split())
+    for name, value in expected.items():
+        found = config
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found == value, name
+
+
+def test_what_belongs_to_the_data_of_a_preset_goes_with_them():
+    preset = parse(["--preset", "qwen2.5-0.5b"])
+    assert preset.data.system_prompt and preset.eval.data
+    own = parse(["--preset", "qwen2.5-0.5b", "--data", "mine.jsonl"])
+    assert own.data.files == ("mine.jsonl",) and own.data.system_prompt == ""
+    assert own.eval.data == () and own.rollout == preset.rollout
+    prompted = parse(
+        ["--preset", "qwen2.5-0.5b", "--data", "mine.jsonl", "--data.system_prompt", "Sum."]
+    )
+    assert prompted.data.system_prompt == "Sum."
+    assert parse(["--preset", "demo", "--data", "mine.jsonl"]).warm_start.steps == 0
+
+
+def test_what_only_a_user_can_give_is_asked_for():
+    with pytest.raises(OptionError, match=r"option --model is '' in preset qwen3-8b, line 2"):
+        parse(["--preset", "qwen3-8b"])
+    with pytest.raises(OptionError, match=r"mini_batch_size is 3: expected a divisor"):
+        parse(["--preset", "ppo", "--algorithm.mini_batch_size", "3"])
