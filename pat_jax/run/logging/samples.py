@@ -34,6 +34,7 @@ class Sample:
     # The unweighted score of each reward function, if there are several.
     rewards: dict[str, float | None] = field(default_factory=dict)
     answer: str | None = None  # the problem's right answer, if it has one
+    messages: list[dict[str, str]] = field(default_factory=list)  # of a chat: role, content
 
     @property
     def facts(self) -> str:
@@ -64,6 +65,10 @@ def to_samples(
             str(rollouts[i].finish),
             {name: None if isinstance(x, Failure) else x for name, x in scores.items()},
             None if answer is None else str(answer),
+            [
+                {"role": str(x.get("role")), "content": str(x.get("content") or "")}
+                for x in rollouts[i].prompt.messages
+            ],
         )
 
 
@@ -112,7 +117,12 @@ def _samples(rows: Any) -> Mapping[int, Sequence[Sample]]:
 
 def _cut(sample: Sample) -> Sample:
     texts = {"prompt": sample.prompt, "completion": sample.completion, "answer": sample.answer}
-    return replace(sample, **{name: _shortened(text) for name, text in texts.items()})
+    messages = [
+        {name: _shortened(text) or "" for name, text in message.items()}
+        for message in sample.messages
+    ]
+    cut = {name: _shortened(text) for name, text in texts.items()}
+    return replace(sample, **cut, messages=messages)
 
 
 def _shortened(text: str | None) -> str | None:

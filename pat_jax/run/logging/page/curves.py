@@ -1,91 +1,162 @@
-"""Curves of a run: metrics over the steps, and the layouts of each rollout.
+"""Curves of runs: metrics over the steps, as data for a page's script or as a picture.
 
-Knows names of metrics. Does not know how they are measured.
+Does not know which metrics there are (`panels.py`), nor how they are measured.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from math import isfinite
 from typing import Any
 
-from pat_jax.common.html.charts import Axis, Line, Plot, Points, colour
+from pat_jax.common.html.charts import Axis, Line, Plot, colour
 from pat_jax.common.html.figure import Figure
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    words: str  # label of the axis, with its unit
-    names: Sequence[str]  # metrics; only those that the run measured are drawn
-    is_told_at_zero: bool = True  # also draw a metric that is always 0
-
-
-PANELS: Sequence[Panel] = (
-    Panel("reward", ("reward/mean", "eval/reward")),
-    Panel("loss", ("train/loss", "eval/loss")),
-    Panel("accuracy on pairs", ("train/accuracy", "eval/accuracy")),
-    Panel("length of a response, tokens", ("rollout/length_p50", "rollout/length_max")),
-    Panel("time of a step, s", ("timing/rollout", "timing/reward", "timing/update")),
-    Panel("entropy of the next token, nats", ("train/entropy",)),
-    Panel("norm of the gradient", ("train/grad_norm",)),
-    Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
-    Panel("loss of the critic", ("critic/loss",)),
-    Panel("explained variance of the returns", ("critic/explained_variance",)),
-    Panel("values and returns, mean of a token", ("critic/value_mean", "critic/return_mean")),
-    Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
+from pat_jax.engine.record.plot import running_plot
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.run.logging.page.panels import (
+    PANELS,
+    Panel,
+    Rows,
+    number,
+    other_panels,
+    panels_of,
+    with_derived,
 )
+
+Chart = dict[str, Any]  # what `charts.js` draws
+Point = tuple[float, float, float]  # step, value, half of its interval
+
 IN_A_ROW = 3  # panels of a picture
-MOST_POINTS = 400  # of a curve; with more steps, a point is the mean of several
+MOST_POINTS = 600  # of all curves of one metric; a run of more steps keeps extremes
 MOST_DOTS = 30  # a curve of more points has no markers
 MOST_COLUMNS = 200  # of a ribbon; with more steps, several share a column
+# Attributes of a switch: seconds from its start to the rollout's end, and the words on the page.
+PREDICTED = {"end as predicted": "predicted_remaining_s", "had it stayed": "predicted_stay_s"}
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
-def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> Figure:
-    """Returns a picture with a chart for each group of metrics that the run has measured. `rows`
-    are those of `read_metrics`."""
-    found = [*charts(rows, panels)]
+def board(runs: Mapping[str, Rows]) -> dict[str, list[Chart]]:
+    """Returns the charts of each section of a page, with a curve for each run that has the metric.
+
+    Args:
+      runs: rows of `read_metrics` by the name of the run.
+    """
+    rows_of = {run: [with_derived(row) for row in rows] for run, rows in runs.items()}
+    every = [row for rows in rows_of.values() for row in rows]
+    sections: dict[str, list[Chart]] = {}
+    for panel, names in (*panels_of(every), *other_panels(every)):
+        chart = {"title": panel.title, "log": panel.is_log, "lines": [*_lines(rows_of, names)]}
+        sections.setdefault(panel.section, []).append(chart)
+    return sections
+
+
+def _lines(rows_of: Mapping[str, Rows], names: Sequence[str]) -> Iterator[Chart]:
+    """Yields each curve of a chart. Of several runs, each has its colour and each metric its
+    dashes."""
+    several = len(rows_of) > 1
+    for i, (run, rows) in enumerate(rows_of.items()):
+        for j, name in enumerate(names):
+            points = thinned(curve(rows, name), MOST_POINTS // len(rows_of))
+            if not points:
+                continue
+            steps, values, halves = zip(*points, strict=True)
+            words = [run] * several + [_label(name)] * (not several or len(names) > 1)
+            line = {"name": " ".join(words), "run": i, "x": steps, "y": [*map(_short, values)]}
+            line |= {"sparse": name.startswith(("eval/", "beside/"))}  # not smoothed
+            line |= {"colour": i, "dash": j} if several else {"colour": j}
+            yield line | ({"half": [*map(_short, halves)]} if any(map(isfinite, halves)) else {})
+
+
+def _label(name: str) -> str:
+    """Returns the metric, or the part that `with_derived` has named."""
+    namespace, _, rest = name.partition("/")
+    return rest if namespace in ("seconds", "beside", "drafts", "accepted") else name
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not isfinite(value) else float(f"{value:.5g}")
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """Returns at most `most` of the points: the lowest and the highest of each part of the curve,
+    in order."""
+    kept: list[Point] = []
+    for part in _parts(points, most if len(points) <= most else max(1, most // 2)):
+        known = [point for point in part if isfinite(point[1])] or part[:1]
+        ends = {min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept if kept[-1:] == [*points[-1:]] else [*kept, points[-1]]
+
+
+def clocks(runs: Mapping[str, Rows]) -> list[Chart]:
+    """Returns the name of each run, and the minutes of training, compiling not counted, that it
+    took to some of its steps."""
+    found = []
+    for run, rows in runs.items():
+        minutes = 0.0
+        at = [(0, 0.0)]
+        for row in map(with_derived, rows):
+            step_s = number(row.get("seconds/step"))
+            minutes += step_s / 60 if isfinite(step_s) else 0.0
+            at.append((row["step"], round(minutes, 4)))
+        few = [part[-1] for part in _parts(at, MOST_POINTS)]
+        found.append({"run": run, "steps": [x for x, _ in few], "minutes": [x for _, x in few]})
+    return found
+
+
+def timeline(trace: RolloutTrace) -> Chart:
+    """Returns a chart of a rollout over its seconds: running sequences, bands of layouts, and the
+    ends that the planner predicted at each switch."""
+    plot = running_plot(trace)
+    (running,) = plot.lines
+    at = [point[0] for point in running.points]
+    lines = [_polyline("running", at, [point[1] for point in running.points])]
+    lines[0] |= {"stairs": True}
+    told = [switch for switch in trace.switches if switch.predicted_remaining_s]
+    for j, (name, field) in enumerate(PREDICTED.items(), start=1):
+        at = [(x.at_s, x.at_s + getattr(x, field), None) for x in told]
+        heights = [(x.running, 0, None) for x in told]
+        if told:
+            lines.append(_polyline(name, chain(*at), chain(*heights)) | {"dash": j})
+    return {
+        "title": plot.up_words,
+        "across": plot.across_words,
+        "lines": lines,
+        "bands": [(x.name, x.left, x.right, x.colour, x.opacity) for x in plot.bands],
+    }
+
+
+def _polyline(name: str, x: Iterable[float | None], y: Iterable[float | None]) -> Chart:
+    """Returns a line in the colour of text; a point of None is a gap."""
+    return {"name": name, "x": [*map(_short, x)], "y": [*map(_short, y)]}
+
+
+def draw_curves(rows: Rows, panels: Sequence[Panel] | None = None) -> Figure:
+    """Returns a picture with a chart for each group of metrics that the run has measured: the main
+    ones if `panels` is None. `rows` are those of `read_metrics`."""
+    rows = [with_derived(row) for row in rows]
+    chosen = [panel for panel in PANELS if panel.is_main] if panels is None else panels
+    found = [_plot(rows, panel.title, names) for panel, names in panels_of(rows, chosen)]
     return Figure(found, columns=max(1, min(IN_A_ROW, len(found))), width=340, height=200)
 
 
-def charts(rows: Rows, panels: Sequence[Panel] = PANELS) -> Iterator[Plot]:
-    """Yields a chart for each panel that has metrics."""
-    for panel in panels:
-        measured = {name: [row[name] for row in rows if name in row] for name in panel.names}
-        names = [
-            name
-            for name, values in measured.items()
-            if any(values) or (panel.is_told_at_zero and values)
-        ]
-        if names:
-            yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
-
-
-def plot(curves: Mapping[str, Points], rows: Rows, words: str) -> Plot:
-    """Returns a chart of lines over all steps. `curves` has the points of `curve`, by name."""
-    lines = [_line(name, points, i) for i, (name, points) in enumerate(curves.items())]
+def _plot(rows: Rows, words: str, names: Sequence[str]) -> Plot:
+    """Returns a chart of these metrics over all steps."""
+    lines = list[Line]()
+    for i, name in enumerate(names):
+        points = thinned(curve(rows, name), MOST_POINTS)
+        interval = [(x, y - half, y + half) for x, y, half in points]
+        places = [(x, y) for x, y, _ in points]
+        is_dotted = len(points) <= MOST_DOTS
+        lines.append(Line(_label(name), places, colour(i), is_dotted=is_dotted, interval=interval))
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
     heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
     up = Axis.over(heights or [0.0])
     return Plot(lines, steps_axis(rows), up, across_words="step", up_words=words, note="")
 
 
-def _line(name: str, points: Points, i: int) -> Line:
-    few = [tuple(map(_mean, zip(*part, strict=True))) for part in _parts(points, MOST_POINTS)]
-    return Line(
-        name,
-        [point[:2] for point in few],
-        colour(i),
-        is_dotted=len(few) <= MOST_DOTS,
-        interval=[(x, y - half, y + half) for x, y, half in few],
-    )
-
-
-def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
+def curve(rows: Rows, name: str) -> list[Point]:
     """Returns (step, value, half of its interval) for each step that has the metric; a value or
     interval that is missing is NaN."""
     return [
@@ -98,11 +169,6 @@ def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
 def numbers(rows: Rows, name: str) -> list[float]:
     """Returns the finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
-
-
-def number(value: Any) -> float:
-    """Returns the value as a float, or NaN if it is not a finite number."""
-    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
 
 
 def _path(text: object) -> tuple[str, ...]:
@@ -132,9 +198,3 @@ def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
     """Splits the items into at most `most` parts of equal size."""
     each = max(1, -(-len(items) // most))
     return [items[i : i + each] for i in range(0, len(items), each)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Returns the mean of the finite values, or NaN if there is none."""
-    known = [value for value in values if isfinite(value)]
-    return fmean(known) if known else nan

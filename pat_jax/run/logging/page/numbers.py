@@ -3,17 +3,16 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from math import isfinite, nan
+from math import isfinite
 from typing import get_args
 
-from pat_jax.common.html.charts import Plot
 from pat_jax.common.text_table import Cell, Table, percent, shown
 from pat_jax.planning.placement import PlacementName
 from pat_jax.planning.placement_seconds import described
-from pat_jax.run.logging.page.curves import Rows, curve, numbers, plot
+from pat_jax.run.logging.page.curves import curve, numbers
+from pat_jax.run.logging.page.panels import SOURCES, Rows, number, with_derived
 
 Fact = tuple[str, str]
-SOURCES = {"": "all", "_own": "own text", "_siblings": "siblings", "_earlier": "earlier responses"}
 _FAILED = re.compile(r"(?:reward(?:/(?P<name>.+))?/failed/(?P<cause>\w+))|eval/failed")
 
 
@@ -24,17 +23,27 @@ def total(rows: Rows, name: str) -> float:
 def facts(rows: Rows) -> Iterator[Fact]:
     """Yields the main numbers of a run, as far as they were measured."""
     yield from _heldout(rows)
-    tokens, rollout_s = total(rows, "rollout/tokens"), total(rows, "timing/rollout")
-    if tokens and rollout_s:
-        yield shown(tokens / rollout_s), "tokens/s of rollout, all devices together"
-    if step_s := total(rows, "timing/step"):
-        yield percent(rollout_s / step_s), "of the steps' time is rollout"
+    yield from _speed([with_derived(row) for row in rows])
     saved = numbers(rows, "rollout/predicted_saving_s")
     count = total(rows, "rollout/switches")
     if any(saved) or (saved and not count):  # scripted switches have no predicted saving
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
         many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
         yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
+
+
+def _speed(rows: Rows) -> Iterator[Fact]:
+    """Yields seconds and tokens per second; neither counts waits for compilation."""
+    tokens = total(rows, "rollout/tokens")
+    speeds = [(row.get("rollout/tokens"), row.get("rollout/tokens_per_s")) for row in rows]
+    decoding_s = sum(number(some) / number(speed) for some, speed in speeds if some and speed)
+    if tokens and decoding_s > 0:
+        yield shown(tokens / decoding_s), "tokens/s of rollout, all devices together"
+    if step_s := total(rows, "seconds/step"):
+        compiling = f"{shown(total(rows, 'beside/compile'))} s of compiling"
+        yield f"{shown(step_s)} s", f"of steps, beside {compiling}"
+        if rollout_s := total(rows, "seconds/rollout"):
+            yield percent(rollout_s / step_s), "of the steps' time is rollout"
 
 
 def placements(rows: Rows) -> str:
@@ -67,28 +76,6 @@ def drafts(rows: Rows) -> Table:
         if verified:
             found.append([source, int(verified), int(accepted), percent(accepted / verified)])
     return Table(["drafts from", "tokens verified", "accepted", "acceptance"], found)
-
-
-def draft_plots(rows: Rows) -> Iterator[Plot]:
-    shares = {source: _acceptance(rows, key) for key, source in SOURCES.items()}
-    known = {
-        source: points
-        for source, points in shares.items()
-        if any(isfinite(share) for _, share, _ in points)
-    }
-    yield plot(known, rows, "acceptance rate: accepted share of the draft tokens")
-    lengths = {"": curve(rows, "rollout/tokens_per_row_step")}
-    yield plot(lengths, rows, "acceptance length: tokens of a sequence in a decode step")
-
-
-def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
-    """Returns the acceptance rate of each step, NaN (a gap) where nothing was drafted."""
-    drafted = {step: value for step, value, _ in curve(rows, f"rollout/drafted{key}")}
-    accepted = curve(rows, f"rollout/accepted{key}")
-    return [
-        (step, count / drafted[step] if drafted.get(step) else nan, nan)
-        for step, count, _ in accepted
-    ]
 
 
 def failed_rewards(rows: Rows) -> Table:

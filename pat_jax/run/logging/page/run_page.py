@@ -17,11 +17,11 @@ import yaml
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
-from pat_jax.engine.record.plot import running_plot
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, PAGE_FILE
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page import curves, numbers
+from pat_jax.run.logging.page.panels import OTHERS
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
 
@@ -87,9 +87,9 @@ def run_page(folder: Path) -> str:
         curves=curves,
         numbers=numbers,
         by_title=_by_title,
-        asked=_asked,
+        conversations=_conversations,
         rewards_range=_rewards_range,
-        running_plot=running_plot,
+        OTHERS=OTHERS,
         read_rollouts=lambda: read_rollouts(folder),
         read_samples=lambda: read_samples(folder),
         drawn=_drawn,
@@ -119,12 +119,12 @@ def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
     return {" and ".join(same): kept[same[0]] for same in names.values()}
 
 
-def _asked(few: Sequence[Sample]) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
-    """Yields each prompt with its right answer, and its distinct responses with their counts."""
-    for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
+def _conversations(few: Sequence[Sample]) -> Iterator[tuple[Sample, list[tuple[Sample, int]]]]:
+    """Yields a sample of each prompt, and the prompt's distinct responses with their counts."""
+    for _, group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
         every = [*group]
         once = [sample for i, sample in enumerate(every) if sample not in every[:i]]
-        yield prompt, answer, [(sample, every.count(sample)) for sample in once]
+        yield every[0], [(sample, every.count(sample)) for sample in once]
 
 
 def _rewards_range(by_step: Mapping[int, Sequence[Sample]]) -> tuple[float, float]:
