@@ -199,7 +199,7 @@ def test_it_has_what_the_run_wrote(saved: SavedRun):
 
 def test_curves_are_of_what_was_measured(saved: SavedRun):
     drawn = [{line.name: line for line in plot.lines} for plot in saved.plot().plots]
-    panels = [{"reward/mean", "eval/reward"}, {"train/loss"}, {"timing/rollout"}]
+    panels = [{"reward/mean", "eval/reward"}, {"train/loss"}, {"rollout"}]
     assert [set(panel) for panel in drawn] == panels
     assert drawn[0]["reward/mean"].points == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert [len(plot.lines) for plot in saved.plot("reward/mean", "eval/reward").plots] == [1, 1]

@@ -1,13 +1,12 @@
 """The page of a run: what it shows of the files in a folder, whatever is in them."""
 
+import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree.ElementTree import Element
 
 import pytest
-from pages import parsed, words_of
+from pages import charts_of, parsed, words_of
 from traces import TRACE
 
 from pat_jax.config.command_line import dump, parse
@@ -29,6 +28,7 @@ def row(step: int, **changes: object) -> dict[str, object]:
         "rollout/length_p50": 20.0 + step,
         "rollout/length_max": 100.0,
         "rollout/tokens": 4000,
+        "rollout/tokens_per_s": 2000.0,
         "rollout/layouts": "dp2tp1 -> dp1tp2" if step % 2 else "dp2tp1",
         "rollout/switches": step % 2,
         "rollout/switch_seconds": 0.25 * (step % 2),
@@ -73,17 +73,6 @@ def seen_in(folder: Path) -> str:
     return words_of(parsed(run_page(folder)))
 
 
-def chart_of(page: Element, caption: str) -> Element:
-    (figure,) = [each for each in page.iter("figure") if each[0].text == caption]
-    return figure
-
-
-def lines_of(page: Element, caption: str) -> list[str]:
-    """Paths of the lines in a chart."""
-    paths = chart_of(page, caption).iter("path")
-    return [path.attrib["d"] for path in paths if path.get("class") == "line"]
-
-
 def test_tiles_are_what_a_person_looks_at_first(folder: Path):
     told = seen_in(folder)
     for words in (
@@ -96,16 +85,62 @@ def test_tiles_are_what_a_person_looks_at_first(folder: Path):
         assert words in told
 
 
+def points(line: dict) -> dict[float, float | None]:
+    return dict(zip(line["x"], line["y"], strict=True))
+
+
 def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):
-    page = parsed(run_page(folder))
-    reward, heldout = lines_of(page, "reward")
-    assert reward == "M25.0 20.0L50.0 40.0M100.0 80.0h0"  # step 3 of 4 has none
-    assert heldout.count("M") == 1
-    assert "spread" in {path.get("class") for path in page.iter("path")}
-    shortest, longest = lines_of(page, "length of a response, tokens")
-    assert (shortest.count("M"), longest.count("M")) == (2, 1)
-    assert "KL divergence" not in words_of(page)  # it never left 0
-    assert not re.search(r"\b([Nn]a[Nn]|inf|None)\b", run_page(folder).partition("</style>")[2])
+    charts = charts_of(parsed(run_page(folder)))
+    reward, heldout = charts["reward"]
+    assert points(reward) == {1: 0.125, 2: 0.25, 3: None, 4: 0.5}  # step 3 has none
+    assert points(heldout) == {0: 0.25, 4: 0.5} and heldout["half"] == [0.125, 0.125]
+    assert {line["name"]: line["y"][2] for line in charts["length of a response, tokens"]} == {
+        "rollout/length_p50": None,
+        "rollout/length_max": 100,
+    }
+    assert not any("KL" in title for title in charts)  # it never left 0
+
+
+def test_each_function_file_and_k_has_a_curve_and_no_metric_is_left_out(folder: Path):
+    names = {"reward/math/mean", "reward/brevity/mean", "eval/hard/reward", "eval/hard/pass@8"}
+    with MetricsWriter(folder) as metrics:
+        metrics.write(4, dict.fromkeys([*names, "eval/pass@8", "reward/math/parsed"], 0.5))
+    charts = charts_of(parsed(run_page(folder)))
+    drawn = {title: [line["name"] for line in lines] for title, lines in charts.items()}
+    assert {*drawn["reward of each function"]} == {"reward/math/mean", "reward/brevity/mean"}
+    assert drawn["held-out reward of each file"] == ["eval/hard/reward"]
+    assert drawn["pass@k, share of prompts"] == ["eval/pass@8", "eval/hard/pass@8"]
+    assert drawn["reward/math/parsed"] == ["reward/math/parsed"]
+
+
+def test_seconds_and_tokens_per_second_do_not_count_compiling(folder: Path):
+    with MetricsWriter(folder) as metrics:
+        for step in range(1, 5):
+            waits = {"timing/rollout/compile": 1.5, "timing/update/compile": 1.0}
+            metrics.write(step, row(step, **waits, **{"rollout/tokens_per_s": 8000.0}))
+    page = run_page(folder)
+    seconds = {
+        x["name"]: x["y"] for x in charts_of(parsed(page))["time of a step without compiling, s"]
+    }
+    assert seconds == {"rollout": [0.5] * 4, "step": [1.5] * 4}
+    told = words_of(parsed(page))
+    assert "8,000 tokens/s of rollout" in told
+    assert "6 s of steps, beside 10 s of compiling 33.3 % of the steps' time is rollout" in told
+    (clock,) = json.loads(next(parsed(page).iter("form")).attrib["data-clocks"])
+    assert dict(zip(clock["steps"], clock["minutes"], strict=True))[4] == pytest.approx(0.1)
+
+
+def test_a_long_run_keeps_its_extremes_on_a_page_of_two_megabytes(folder: Path):
+    with MetricsWriter(folder) as metrics:
+        for step in range(5, 2001):
+            changes = {f"train/x{i}": math.sin(step * i) for i in range(1, 60)}
+            metrics.write(
+                step, row(step, **changes, **{"train/entropy": 9.0 if step == 777 else 1.0})
+            )
+    page = run_page(folder)
+    (entropy,) = charts_of(parsed(page))["entropy of the next token, nats"]
+    assert points(entropy)[777] == 9 and entropy["x"][0] == 1 and entropy["x"][-1] == 2000
+    assert len(page) < 2_000_000
 
 
 def test_rollouts_are_the_first_the_slowest_and_the_newest(folder: Path):
@@ -130,10 +165,11 @@ def test_samples_are_merged_coloured_and_beside_the_right_answer(folder: Path):
     page = parsed(run_page(folder))
     told = words_of(page)
     assert told.index("step 4 prompt") < told.index("step 1 prompt 1+2= right answer 3")
-    assert "2 × reward 1, 2 tokens, stop 3 reward 0, 2 tokens, stop 4 reward none" in told
-    styles = [each.get("style", "") for each in page.iter("div") if each.get("class") == "response"]
+    assert "response 3 2 × reward 1, 2 tokens, stop response 4 reward 0, 2 tokens, stop" in told
+    turns = [each for each in page.iter("div") if each.get("class") == "turn response"]
+    styles = [turn.get("style", "") for turn in turns]
     assert ["#009e73 100.0%" in styles[1], "#009e73 0.0%" in styles[2]] == [True, True]
-    assert styles[3] == "border-color:var(--rule)"
+    assert styles[3] == "--reward:var(--rule)"
 
 
 def test_the_page_is_whole_fetches_nothing_and_runs_nobodys_markup(tmp_path: Path):
@@ -173,19 +209,16 @@ def test_a_page_that_cannot_be_written_is_a_line_of_the_log(folder: Path, caplog
     assert line.startswith("run.html was not written (") and "\n" not in line
 
 
-def spoil_samples(folder: Path) -> None:
+def test_a_chat_is_shown_message_by_message(tmp_path: Path):
+    messages = [{"role": "system", "content": "Be <b>brief."}, {"role": "user", "content": "1+2?"}]
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.samples(1, [Sample("<|im_start|>", "3", 1.0, 1, "stop", messages=messages)])
+    told = words_of(parsed(run_page(tmp_path)))
+    assert "system Be <b>brief. user 1+2? assistant 3 reward 1" in told
+
+
+def test_a_section_that_cannot_be_drawn_takes_no_other_with_it(folder: Path, caplog):
     (folder / "samples.json").write_text('{"1": [3]}')
-
-
-def spoil_numbers(folder: Path) -> None:
-    with MetricsWriter(folder) as metrics:
-        for step in (5, 6):
-            metrics.write(step, row(step, **{"train/entropy": 1.7e308 * (-1) ** step}))
-
-
-@pytest.mark.parametrize("spoil", [spoil_samples, spoil_numbers])
-def test_a_section_that_cannot_be_drawn_takes_no_other_with_it(folder, caplog, spoil):
-    spoil(folder)
     RunPage(folder).write()
     (line,) = caplog.messages
     assert line.startswith("a section of run.html is left out (") and "\n" not in line
