@@ -174,9 +174,9 @@ def numeric_names(rows: Rows) -> dict[str, bool]:
 def with_derived(row: Row) -> Row:
     """Adds what pages show instead of some metrics.
 
-    `seconds/STAGE` and `seconds/step` are times within a step without waits for compilation;
-    `beside/WORK` are those waits, evaluation and checkpoints; `drafts/SOURCE` is the share of the
-    source's draft tokens that were accepted; `accepted/length` is there only with drafts.
+    `seconds/STAGE` and `seconds/step` are times within a step without waits for compilation.
+    `beside/WORK` are those waits, evaluation and checkpoints. `drafts/SOURCE` is the share of the
+    source's draft tokens that were accepted. `accepted/length` is there only with drafts.
     """
     timing = {name[7:]: number(x) for name, x in row.items() if name.startswith("timing/")}
     waits = {stage: timing.get(f"{stage}/compile", 0.0) for stage in ("rollout", "update")}
