@@ -3,7 +3,19 @@
     import pat_jax
     run = pat_jax.train("demo", steps=20)
 
-Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no
+Each command is a function:
+
+    train         reinforcement learning: GRPO and its kin, PPO, distillation
+    sft           supervised fine-tuning, DPO, training on text
+    reward_model  trains a reward model on preference pairs
+    generate      completes prompts; `session` keeps the engine for further ones
+    evaluate      pass@k of a model, or the accuracy of a reward model
+    plan          predicts a run on machines that are not there
+    profile       measures this machine for one model
+    simulate      replays rollouts on a measured machine
+    doctor        examines this machine
+
+`SavedRun` reads the folder of a run, and a mistake is a `UserError` of one sentence. Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no
 device.
 """
 
@@ -14,14 +26,31 @@ from pat_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pat_jax.common.errors import UserError
-    from pat_jax.generate import session
+    from pat_jax.doctor import doctor
+    from pat_jax.evaluate import evaluate
+    from pat_jax.generate import generate, session
     from pat_jax.plan import plan
     from pat_jax.profile import profile
+    from pat_jax.reward_model import reward_model
     from pat_jax.run.results.saved_run import SavedRun
+    from pat_jax.sft import sft
     from pat_jax.simulate import simulate
     from pat_jax.train import train
 
-__all__ = ["SavedRun", "UserError", "plan", "profile", "session", "simulate", "train"]
+__all__ = [
+    "SavedRun",
+    "UserError",
+    "doctor",
+    "evaluate",
+    "generate",
+    "plan",
+    "profile",
+    "reward_model",
+    "session",
+    "sft",
+    "simulate",
+    "train",
+]
 
 # The other names are modules that can be called.
 _FROM = {"SavedRun": "run.results.saved_run", "UserError": "common.errors", "session": "generate"}

@@ -1,18 +1,50 @@
-"""`python -m pat_jax.sft`: supervised fine-tuning on files of examples, or training on text.
+"""`python -m pat_jax.sft`: supervised fine-tuning or DPO on files of examples, or training on text.
 
-The loop is in `run/sft/loop.py`.
+The loop is in `run/sft/loop.py`. From Python, use `pat_jax.sft(...)`.
 """
 
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from pat_jax.commands.fine_tune import fine_tune
-from pat_jax.common.run_command import run_command
+from pat_jax.commands.fine_tune import fine_tune, fine_tuned
+from pat_jax.common.run_command import make_callable, run_command
 from pat_jax.config.command_line import parse
+from pat_jax.config.from_python import Config
 from pat_jax.config.sft import SftConfig
+
+if TYPE_CHECKING:
+    from pat_jax.run.results.saved_run import SavedRun
 
 COMMAND = "sft"
 read = partial(parse, config_class=SftConfig, prog=f"python -m pat_jax.{COMMAND}", presets=None)
 main = partial(fine_tune, COMMAND, read)
+
+
+def sft(config: Config = None, **options: Any) -> "SavedRun":
+    """Teaches a language model by examples, as `python -m pat_jax.sft` does.
+
+        run = pat_jax.sft(model=folder, data=[{"prompt": "2 + 3 =", "completion": " 5"}, ...])
+        run = pat_jax.sft(model=folder, loss="dpo", data=[{"prompt": …, "chosen": …, "rejected": …}])
+
+    Args:
+      config: a YAML file, or a dictionary of options.
+      options: win over `config`, by the names that `python -m pat_jax.sft --help` lists; sections
+        are dictionaries: `epochs=2, optimizer={"learning_rate": 1e-5}`. `data` and
+        `eval={"data": ...}` take rows instead of files: a list of dictionaries, or a
+        datasets.Dataset, with prompt and completion, messages or text, or with `loss="dpo"` chosen
+        and rejected. The run's folder keeps the rows for its resumption.
+
+    Returns:
+      The run's folder, with what it has left there.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+      KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
+    """
+    return fine_tuned(COMMAND, read, SftConfig, config, options)
+
+
+make_callable(__name__, sft)
 
 if __name__ == "__main__":
     run_command(main)

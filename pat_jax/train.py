@@ -1,15 +1,16 @@
-"""`python -m pat_jax.train`: GRPO whose rollout changes its tensor parallelism while it runs.
+"""`python -m pat_jax.train`: GRPO, PPO or distillation, whose rollouts change their layout as they run.
 
 The loop is in `run/loop.py`. From Python, use `pat_jax.train(...)`.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
-from pat_jax.config.command_line import parse
-from pat_jax.config.from_python import Config, words
+from pat_jax.config.command_line import PRESETS, parse
+from pat_jax.config.from_python import Config
+from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.in_process import in_program
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
@@ -64,8 +65,9 @@ def train(
       UserError: one sentence about what is wrong.
       KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
     """
-    from pat_jax.commands.train import loss_of, rewards_of, run
+    from pat_jax.commands.train import run
     from pat_jax.run.results.saved_run import SavedRun
+    from pat_jax.run.start.sent_code import loss_of, rewards_of
 
     with in_one_sentence(), in_program() as signals:
         asked = dict(options)
@@ -74,8 +76,7 @@ def train(
         if loss is not None:
             asked["algorithm.loss"] = loss_of(loss)
         rows = GivenRows()
-        config = rows.taken_from(config) if isinstance(config, Mapping) else config
-        config_of_run = options_of_run(words(config, rows.taken_from(asked)), parse)
+        config_of_run = options_of_run(rows.words(config, asked, RunConfig, PRESETS), parse)
         folder = run(config_of_run, signals, rows)
     return SavedRun(folder)
 

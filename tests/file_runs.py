@@ -11,7 +11,7 @@ import jax
 import pytest
 from compilations import counted_compilations
 
-from pat_jax import sft
+import pat_jax.sft as sft
 from pat_jax.run.files.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft.loop import Position, SftRun

@@ -12,7 +12,8 @@ import pytest
 from runs import QWEN3, ROOT, SMALL_ROLLOUT, TINY, write_checkpoint
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
+from pat_jax.batch_generation.prompt_lines import parse_ask
+from pat_jax.batch_generation.prompts import read_lines
 from pat_jax.config.command_line import parse
 from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig

@@ -1,6 +1,6 @@
 """Decodes tokens to text as they come, finds stop strings, and makes result lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,35 @@ from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled response to a prompt."""
+
+    text: str | None  # None: the model has no tokenizer
+    token_ids: list[int]
+    finish_reason: str  # stop, length or error
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # by token, if asked for
+    error: str = ""  # one sentence if the response could not be completed
+
+
+@dataclass(frozen=True)
+class Result(Answer):
+    """A response as a results file has it.
+
+    Attributes:
+      line: number of the prompt, from 1; of a file, that of its line.
+      sample: number of the response among those to the prompt, from 0.
+      usage: numbers of `prompt_tokens` and `completion_tokens`.
+      id, metadata: fields of the prompt's line.
+    """
+
+    line: int = 0
+    sample: int = 0
+    usage: Mapping[str, int] = field(default_factory=dict)
+    id: Any = None
+    metadata: Any = None
 
 
 @dataclass

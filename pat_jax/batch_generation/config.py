@@ -52,8 +52,9 @@ class GenerateConfig(ChatOptions, Generating):
     prompts: str = option("prompts.jsonl", GIVEN)
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids. A
     line may also have id, metadata, tools, stop_token_ids and any of the sampling options."""
-    out: str = option("results.jsonl", GIVEN)
-    """Path of the results, one JSON line for each sample, in the order of the prompts."""
+    out: str = ""
+    """Path of the results, one JSON line for each sample, in the order of the prompts. Empty: from
+    Python no file, else results.jsonl."""
     resume: bool = False
     """Continue after the results that are in --out already."""
     temperature: float | None = None

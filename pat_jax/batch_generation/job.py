@@ -1,32 +1,31 @@
-"""Generates a results file from a prompts file: each result once, in the order of the prompts."""
+"""Generates results from prompts: each result once, in the order of the prompts."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pat_jax.batch_generation.answers import StopFinder, describe
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask, parse_object, read_lines
+from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
+from pat_jax.batch_generation.prompts import Prompts, parse_object
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session, failed
-from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import Tokenizer
 
 
 @dataclass
 class Entry:
     """One pending result: a sample of a line, or the error of an invalid line."""
 
-    line: int  # number of the line in the prompts file
+    line: int  # number of the prompt, which is that of its line in a file
     sample: int  # number of the sample among those of the line
     fields: dict[str, Any]  # fields copied from the line to the result
     is_last: bool  # whether it is the last result of its line
@@ -37,14 +36,14 @@ class Entry:
 
 
 class BatchJob:
-    """Generates the results of a prompts file and writes them in order."""
+    """Generates the results of prompts and writes them in order."""
 
     def __init__(
         self,
-        path: Path,
+        prompts: Prompts,
         seed: int,
         session: Session,
-        tokenizer: HuggingFaceTokenizer | None,
+        tokenizer: Tokenizer | None,
         overrides: SamplingOverrides,
         recommended: SamplingOverrides,
         results: ResultFile,
@@ -54,7 +53,7 @@ class BatchJob:
           overrides: the command's sampling options; those of a line win over them.
           recommended: sampling options that apply where neither the line nor the command sets them.
         """
-        self.path = path
+        self.prompts = prompts
         self.seed = seed
         self.session = session
         self.tokenizer = tokenizer
@@ -69,10 +68,10 @@ class BatchJob:
         self.num_tokens = 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
-    def run(self) -> None:
-        """Generates and writes all results."""
+    def run(self) -> str:
+        """Generates and writes all results. Returns a sentence about how many there are."""
         start = time.perf_counter()
-        total = sum(1 for _ in read_lines(self.path))
+        total = sum(1 for _ in self.prompts)
         self.bar = bar(total=total, unit="prompt")
         with self.bar, ThreadPoolExecutor(1) as self.workers:
             stream = self.session.stream(self._requests(), watch=self._watch, name=self._name)
@@ -83,14 +82,12 @@ class BatchJob:
         seconds = time.perf_counter() - start
         errors = f", {self.num_errors} of them errors" if self.num_errors else ""
         spent = f"{self.num_tokens:,} tokens in {seconds:.1f} s"
-        print(
-            f"{self.num_written} results in {self.results.path}{errors}; {spent}", file=sys.stderr
-        )
+        return f"{self.num_written} results in {self.results.path}{errors}; {spent}"
 
     def _requests(self) -> Iterator[Request]:
         """Yields the requests without a written result; an invalid line gets an error as result."""
         place = 0
-        for number, line in read_lines(self.path):
+        for number, line in self.prompts:
             for entry, error in self._entries(number, line):
                 if place < len(self.results.done):
                     self.results.check(place, entry.line, entry.sample)
@@ -98,18 +95,18 @@ class BatchJob:
                 else:
                     self.waiting[place] = entry
                     if entry.ask is None:
-                        self._finish(place, failed(f"{self.path}, line {number}: {error}"))
+                        self._finish(place, failed(f"{self.prompts.where(number)}: {error}"))
                     else:
                         self.places.append(place)
                         yield entry.ask.request(self.seed, entry.line, entry.sample)
                 place += 1
         if place < len(self.results.done):
             raise UserError(
-                f"{self.results.path} has {len(self.results.done)} results, but {self.path} asks for "
+                f"{self.results.path} has {len(self.results.done)} results, but {self.prompts.name} asks for "
                 f"{place}: expected the prompts that they are of; choose another --out."
             )
 
-    def _entries(self, number: int, line: bytes) -> Iterator[tuple[Entry, str]]:
+    def _entries(self, number: int, line: bytes | dict[str, Any]) -> Iterator[tuple[Entry, str]]:
         given: dict[str, Any] = {}
         try:
             given = parse_object(line)
@@ -130,8 +127,7 @@ class BatchJob:
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
 
     def _name(self, i: int) -> str:
-        entry = self.waiting[self.places[i]]
-        return f"{self.path}, line {entry.line}"
+        return self.prompts.where(self.waiting[self.places[i]].line)
 
     def _watch(self, i: int, tokens: np.ndarray) -> bool:
         """Returns whether a stop string was found in the tokens before the last burst.

@@ -7,18 +7,16 @@ A line may also have `id` and `metadata` (copied to the results), `tools` and `c
 know engines.
 """
 
-import codecs
-import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import MOST_SAMPLES, SamplingOverrides
-from pat_jax.common.errors import UserError, shown
-from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
+from pat_jax.batch_generation.prompts import Prompts, parse_object
+from pat_jax.common.errors import shown
+from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.common.options.names import looked_up
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
@@ -59,47 +57,14 @@ class LineRequest:
         return StopFinder(tokenizer, self.stops, min_tokens=self.sampling.min_tokens)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number, from 1, and the bytes of each line that is not blank. Raises UserError if
-    the file cannot be read."""
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise UserError(
-            f"option --prompts is {str(path)!r}: the file cannot be read ({error.strerror}); expected "
-            "a file of JSON lines."
-        ) from None
-
-
-def parse_object(line: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a line. Raises ValueError with one sentence if it is not one
-    object in UTF-8."""
-    try:
-        value = parse_json(line.decode())
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"not UTF-8 text at byte {error.start + 1} ({error.reason}): expected JSON in UTF-8."
-        ) from None
-    except JsonError as error:
-        at = f" at column {error.column}" if error.column else ""
-        raise ValueError(f"{error}{at}: expected one object a line.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON {type(value).__name__}: expected one object a line.")
-    return value
-
-
-def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
-    """Returns the engine size that a file of prompts needs, so that no larger engine is built. It
-    is `most`, the size that the options allow, if the file needs that much. It is `most`, too, if
+def reach(
+    prompts: Prompts, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach
+) -> Reach:
+    """Returns the engine size that the prompts need, so that no larger engine is built. It
+    is `most`, the size that the options allow, if they need that much. It is `most`, too, if
     `parse` refuses a line, because the error then names the limits of the options."""
     rows = length = 0
-    for _, line in read_lines(path):
+    for _, line in prompts:
         try:
             ask = parse(parse_object(line))
         except ValueError:
@@ -115,7 +80,7 @@ def parse_ask(
     given: Mapping[str, Any],
     defaults: SamplingOverrides,
     recommended: SamplingOverrides,
-    tokenizer: HuggingFaceTokenizer | None,
+    tokenizer: Tokenizer | None,
     *,
     max_length: int,
 ) -> LineRequest:
@@ -164,12 +129,12 @@ def _check_fields(given: Mapping[str, Any]) -> None:
 
 
 def _with_special_stops(
-    sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
+    sampling: Sampling, stops: Sequence[str], tokenizer: Tokenizer | None
 ) -> Sampling:
     """Turns stop strings that are special tokens into stop tokens, because decoded text lacks
     special tokens. Raises ValueError with one sentence if a stop string has a special token and
     other text, or if there are too many stop tokens."""
-    if tokenizer is None or not stops:
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or not stops:
         return sampling
     ids = list(sampling.stop_token_ids)
     special = tokenizer.special.texts
@@ -191,7 +156,7 @@ def _with_special_stops(
 
 
 def _tokens(
-    given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, max_length: int
+    given: Mapping[str, Any], tokenizer: Tokenizer | None, max_length: int
 ) -> Sequence[int]:
     named = [name for name in PROMPT_FIELDS if name in given]
     if len(named) != 1:
@@ -215,7 +180,9 @@ def _tokens(
     if not isinstance(value, str):
         raise ValueError(f"prompt is a JSON {type(value).__name__}: expected text.")
     _refuse_endless(value, max_length)
-    return tokenizer.encode_text(value)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.encode_text(value)
+    return tokenizer.encode_prompt(value)
 
 
 def is_token_id(value: object) -> bool:
@@ -231,14 +198,12 @@ def _refuse_endless(text: str, max_length: int) -> None:
         )
 
 
-def _chat(
-    given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer, max_length: int
-) -> Sequence[int]:
+def _chat(given: Mapping[str, Any], tokenizer: Tokenizer, max_length: int) -> Sequence[int]:
     messages = given["messages"]
     is_chat = isinstance(messages, list) and all(map(is_message, messages))
     if not is_chat or not messages:
         raise ValueError("messages: expected a list of chat messages, each with role and content.")
-    if not tokenizer.has_chat_template:
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or not tokenizer.has_chat_template:
         raise ValueError(
             "messages need a chat template, which this tokenizer lacks: give a prompt."
         )

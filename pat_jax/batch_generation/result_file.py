@@ -1,7 +1,7 @@
 """The file of results in JSON lines. If a command is killed, another one can continue the file."""
 
 import json
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -12,21 +12,25 @@ from pat_jax.common.json_text import parse_json
 
 
 class ResultFile:
-    """Appends results to a file. On resume it removes a line that a kill left half written.
+    """Appends results to a file, or keeps them in memory if there is none. On resume it removes a
+    line that a kill left half written.
 
     If there are several processes, the first one writes.
     """
 
-    def __init__(self, path: Path, *, resume: bool):
+    def __init__(self, path: Path | None, *, resume: bool):
         """Raises UserError if the file cannot be written, or has results and `resume` is False."""
         self.path = path
         self._file: IO[bytes] | None = None
-        self.done = process_group().agree("results before", lambda: self._open(resume=resume))
+        self._kept: list[dict[str, Any]] = []  # without a file
+        self.done: list[tuple[int, int]] = []
+        if path is not None:
+            open_file = partial(self._open, path, resume=resume)
+            self.done = process_group().agree("results before", open_file)
 
-    def _open(self, *, resume: bool) -> list[tuple[int, int]]:
+    def _open(self, path: Path, *, resume: bool) -> list[tuple[int, int]]:
         """Opens the file; returns the prompt's line and the sample of each result in it."""
-        path = self.path
-        option = f"option --out is {str(self.path)!r}"
+        option = f"option --out is {str(path)!r}"
         try:
             if path.exists() and not path.is_file():
                 raise UserError(
@@ -71,8 +75,15 @@ class ResultFile:
                 f"line {line}, sample {sample}; choose another --out."
             )
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def read(self) -> list[dict[str, Any]]:
+        """Returns all results."""
+        lines = self.path.read_bytes().splitlines() if self.path else []
+        return [json.loads(line) for line in lines] or self._kept
+
+    def write(self, record: dict[str, Any]) -> None:
         """Appends one result as a line, and flushes it to the operating system."""
+        if self.path is None:
+            self._kept.append(record)
         if self._file is None:
             return
         self._file.write(

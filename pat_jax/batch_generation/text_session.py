@@ -4,35 +4,21 @@ Prompts are parsed as lines of a prompts file are, and get the same samples. Doe
 weights come from.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from pat_jax.batch_generation.answers import describe
+from pat_jax.batch_generation.answers import Answer, describe
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
+from pat_jax.batch_generation.prompts import GivenPrompts, PromptLike
 from pat_jax.common.bars import bar
-from pat_jax.common.errors import UserError, shown
+from pat_jax.common.errors import UserError
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
-from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
-
-# A text to continue, token ids, a chat's messages, or a line of a prompts file as a dictionary.
-PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One sampled response to a prompt."""
-
-    text: str | None  # None: the model has no tokenizer
-    token_ids: list[int]
-    finish_reason: str  # stop, length or error
-    logprobs: list[dict[str, Any]] = field(default_factory=list)  # by token, if asked for
-    error: str = ""  # one sentence if the response could not be completed
+from pat_jax.rl.text.tokenizer import Tokenizer
 
 
 class TextSession:
@@ -57,7 +43,7 @@ class TextSession:
         self._overrides = overrides
         self._recommended = recommended
 
-    def generate(self, prompts: str | Sequence[PromptLike], **sampling: Any) -> list[list[Answer]]:
+    def generate(self, prompts: str | Iterable[PromptLike], **sampling: Any) -> list[list[Answer]]:
         """Returns the samples of each prompt: the same as for prompts in the lines of a file.
 
         Args:
@@ -69,10 +55,7 @@ class TextSession:
         Raises:
           UserError: a prompt is invalid; one sentence about the first. Nothing is generated.
         """
-        if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
-            raise UserError(f"prompts is {shown(prompts)}: expected a list of prompts, or a text.")
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        asks = [self._ask(i, prompt, sampling) for i, prompt in enumerate(asked, start=1)]
+        asks = [self._ask(i, line) for i, line in GivenPrompts(prompts, sampling)]
         owners = [(i, sample) for i, ask in enumerate(asks) for sample in range(ask.num_samples)]
         requests = [self._request(asks[i], i + 1, sample) for i, sample in owners]
         finders = [asks[i].finder(self.tokenizer) for i, _ in owners]
@@ -96,40 +79,20 @@ class TextSession:
         """The trace of the newest rollout: layouts, switches and running requests over time."""
         return self.session.report.trace
 
-    def _ask(self, number: int, prompt: PromptLike, sampling: Mapping[str, Any]) -> LineRequest:
+    def _ask(self, number: int, line: dict[str, Any]) -> LineRequest:
         try:
             return parse_ask(
-                {**sampling, **self._line(prompt)},
+                line,
                 self._overrides,
                 self._recommended,
-                self.tokenizer if isinstance(self.tokenizer, HuggingFaceTokenizer) else None,
+                self.tokenizer,
                 max_length=self.session.max_length,
             )
         except ValueError as error:
             raise UserError(f"prompt {number}: {error}") from None
-
-    def _line(self, prompt: PromptLike) -> dict[str, Any]:
-        if isinstance(prompt, Mapping):
-            return dict(prompt)
-        if isinstance(prompt, str):
-            if self.tokenizer is None or isinstance(self.tokenizer, HuggingFaceTokenizer):
-                return {"prompt": prompt}
-            return {"token_ids": self.tokenizer.encode_prompt(prompt)}
-        is_array = isinstance(prompt, np.ndarray) and prompt.ndim > 0
-        if isinstance(prompt, bytes) or not (is_array or isinstance(prompt, Sequence)):
-            raise ValueError(
-                f"it is {shown(prompt)}: expected text, token ids, messages or a dictionary."
-            )
-        is_chat = any(isinstance(each, Mapping) for each in prompt)
-        return {"messages" if is_chat else "token_ids": [_plain(each) for each in prompt]}
 
     def _request(self, ask: LineRequest, number: int, sample: int) -> Request:
         request = ask.request(self.seed, number, sample)
         if complaint := self.session.complaint(request):
             raise UserError(f"prompt {number}: {complaint}")
         return request
-
-
-def _plain(value: object) -> Any:
-    """Converts a NumPy scalar to a Python number."""
-    return value.item() if isinstance(value, np.generic) else value

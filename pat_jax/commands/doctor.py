@@ -3,7 +3,6 @@
 import gc
 import io
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -13,6 +12,7 @@ from typing import Any
 
 from pat_jax.commands.plan import model_of
 from pat_jax.commands.profile import check_writable
+from pat_jax.common.bars import note
 from pat_jax.common.devices import Device, configure
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import installed
@@ -26,7 +26,7 @@ from pat_jax.profiling.doctor.checks import (
     versions_found,
 )
 from pat_jax.profiling.doctor.config import DoctorConfig
-from pat_jax.profiling.doctor.report import Examination, Finding
+from pat_jax.profiling.doctor.report import Examination, Finding, Report
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train
 from pat_jax.training.build import DTYPES
@@ -46,21 +46,24 @@ ADVICE = {
 }
 
 
-def examine(config: DoctorConfig, command: str) -> int:
-    """Examines this machine, or compiles the kernels for --target. Returns the exit code. `command`
-    is the command line, for the report."""
+def examine(
+    config: DoctorConfig,
+    command: str,
+    tell: Callable[[str], None] = lambda line: None,
+    hung: Callable[[Report], None] = lambda report: note(str(report)),
+) -> Report:
+    """Examines this machine, or compiles the kernels for --target. `command` is the command line,
+    for the report; see `Examination` for `tell` and `hung`."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")
-    # The iteration's output is captured. A verdict on a hang must still reach the terminal.
-    tell = partial(print, file=sys.stdout, flush=True)
-    examination = Examination(command, tell, out, config.step_seconds)
+    examination = Examination(command, tell, hung, out, config.step_seconds)
     model = model_of(config.model)
     return (_compiled if config.target else _examined)(config, model, examination)
 
 
-def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """Compiles the kernels for a machine that is not here. Returns the exit code."""
+def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination) -> Report:
+    """Compiles the kernels for a machine that is not here."""
     target = Target.parse(config.target)
     installed(target)
     configure(0)
@@ -72,7 +75,7 @@ def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination
     )
 
 
-def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
+def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> Report:
     devices: list[Device] = []
     dtype = DTYPES[config.compute_dtype]
 

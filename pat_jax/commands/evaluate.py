@@ -19,7 +19,7 @@ from pat_jax.engine.sizing.memory import engine_memory
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.problem_sets import load_problem_sets
-from pat_jax.evaluation.results import content, words
+from pat_jax.evaluation.results import EvaluationResults, content, words
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.run.evaluation import Evaluator
@@ -38,15 +38,22 @@ from pat_jax.run.roles.role_models import Division
 from pat_jax.run.roles.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.roles.weights import check_weights
 from pat_jax.run.scoring import open_scorer, try_out
+from pat_jax.run.start.given_rows import GivenRows
 from pat_jax.run.start.setup import checked_tokenizer, model_config
 
 
-def evaluate(config: EvaluateConfig) -> None:
-    if config.reward_model.model:
-        evaluate_pairs(config)
-        return
-    config, saved = with_saved(config)
+def evaluate(config: EvaluateConfig, rows: GivenRows) -> EvaluationResults:
+    """Evaluates a model, or a reward model. `rows` holds data that a Python program gave instead of
+    files."""
     join(config.distributed)
+    with rows.placed(config.out, config.data.files) as paths:
+        data = replace(config.data, files=paths(config.data.files))
+        what = evaluate_pairs if config.reward_model.model else evaluate_policy
+        return what(replace(config, data=data))
+
+
+def evaluate_policy(config: EvaluateConfig) -> EvaluationResults:
+    config, saved = with_saved(config)
     devices = configure(config.devices)
     dtype = settled_dtype(config.compute_dtype, devices[0].platform, is_checkpoint=True)
     config = replace(config, compute_dtype=dtype)
@@ -87,11 +94,11 @@ def evaluate(config: EvaluateConfig) -> None:
                 ask = partial(folder.responses.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)
             tokens = folder.responses.num_tokens
-            folder.finish(content(config, found, problem_sets.left_out, tokens))
+            results = content(config, found, problem_sets.left_out, tokens)
+            told = "\n".join([*found.samples, words(config, found, tokens)])
+            whole = folder.finish(results, told)
     progress.close()
-    for line in found.samples:
-        print(line)
-    print(words(config, found, tokens))
+    return whole
 
 
 def _session_of(

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from pat_jax.common.bars import bar
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.join import join
 from pat_jax.common.rules import require
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.role_table import reward_role
@@ -17,6 +16,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.pair_rewards import PairRewards, content, words
+from pat_jax.evaluation.results import EvaluationResults
 from pat_jax.rl.data.example_reader import PairReader, PairSplits
 from pat_jax.rl.data.examples import Pair
 from pat_jax.rl.data.schemas import PairSchema
@@ -32,10 +32,9 @@ from pat_jax.training.reader import TextScorer
 AT_ONCE = 128  # number of pairs scored between two updates of the progress bar
 
 
-def evaluate_pairs(config: EvaluateConfig) -> None:
+def evaluate_pairs(config: EvaluateConfig) -> EvaluationResults:
     """Evaluates --reward_model on the pairs of --data. Raises UserError if the model or a file
     cannot be used, or if no pair is short enough."""
-    join(config.distributed)
     devices = configure(config.devices)
     options = config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)
@@ -62,9 +61,10 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
         ]
         seconds = time.perf_counter() - start
         left_out = {name: len(each.too_long) for name, each in found.items()}
-        folder.finish(content(config, measured, left_out, seconds))
+        results = content(config, measured, left_out, seconds)
+        whole = folder.finish(results, words(config, measured, seconds))
     progress.close()
-    print(words(config, measured, seconds))
+    return whole
 
 
 def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairSplits]:

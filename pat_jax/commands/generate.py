@@ -1,8 +1,7 @@
-"""The command `generate`: builds an engine, and generates from a file of prompts."""
+"""The command `generate`: builds an engine, and completes prompts."""
 
 import logging
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,19 @@ from typing import Any
 from pat_jax.batch_generation.config import GenerateConfig, Reach
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask, reach, read_lines
+from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask, reach
+from pat_jax.batch_generation.prompts import PromptFile, Prompts
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.run import RunConfig
+from pat_jax.config.shared import ChatOptions
 from pat_jax.engine.session import Session
 from pat_jax.models.checkpoints.json_fields import read_json_object
-from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
+from pat_jax.rl.text.tokenizer import Chat, Tokenizer
 from pat_jax.run.files.hub_names import go_on_with_names
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.session import SessionSetup
@@ -31,30 +33,42 @@ log = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 
 
-def generate(config: GenerateConfig) -> None:
+def generate(
+    config: GenerateConfig,
+    given: Prompts | None = None,
+    saved_run: SavedRun | None = None,
+    tell: Callable[[str], None] = log.info,
+) -> ResultFile:
+    """Completes prompts: `given`, or those of the file --prompts.
+
+    Args:
+      saved_run: the run whose policy generates; None: --model does.
+      tell: called with sentences for the user.
+    """
     join(config.distributed)
-    if next(read_lines(Path(config.prompts)), None) is None:
+    prompts = given or PromptFile(Path(config.prompts))
+    if next(iter(prompts), None) is None:
         raise UserError(
             f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
             "line."
         )
-    parts = prepared(config, prompts=Path(config.prompts))
-    with ResultFile(Path(config.out), resume=config.resume) as results:
-        print(parts.setup.engine.drafting, file=sys.stderr)
+    parts = prepared(config, saved_run, prompts)
+    with ResultFile(Path(config.out) if config.out else None, resume=config.resume) as results:
+        tell(parts.setup.engine.drafting)
         session = parts.open()
-        tokenizer = parts.tokenizer
-        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-        BatchJob(
-            Path(config.prompts),
+        job = BatchJob(
+            prompts,
             config.seed,
             session,
-            tokenizer,
+            parts.tokenizer,
             config.overrides,
             parts.recommended,
             results,
-        ).run()
+        )
+        tell(job.run())
         if parts.setup.engine.specs.drafts.num_draft_tokens and session.report.bursts:
-            print(session.drafts.words, file=sys.stderr)
+            tell(session.drafts.words)
+    return results
 
 
 @dataclass(frozen=True)
@@ -71,15 +85,18 @@ class Prepared:
 
 
 def prepared(
-    config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
+    config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Prompts | None = None
 ) -> Prepared:
     """Builds the parts of a session for the policy of `saved_run`, or else of --model. The engine
-    is sized for the file `prompts`, or else for all prompts that the options allow. Raises
+    is sized for `prompts`, or else for all prompts that the options allow. Raises
     UserError if anything in the options or their files cannot work."""
     options = config.model_options
     if saved_run:
         go_on_with_names(saved_run.folder)
-        options = replace(options, data=saved_run.config.data)
+        own = saved_run.config
+        chat = own.data.shared(ChatOptions)
+        data = own.data if isinstance(own, RunConfig) else replace(options.data, **chat)
+        options = replace(options, data=data)
     folder = Path(local_checkpoint(config.model, weights=False))
     recommended = recommended_overrides(folder)
     devices = configure(config.devices)
@@ -98,7 +115,9 @@ def prepared(
             "--chat_template_kwargs; leave them out, or give a checkpoint directory."
         )
     most = Reach(config.batch, min(config.max_length, model.max_position))
-    asked = prompts and _asked(config, prompts, recommended, tokenizer, most)
+    asked = None
+    if prompts is not None:
+        asked = _asked(config, prompts, recommended, tokenizer, most)
     run = replace(config.run_config(model, len(devices), asked), data=options.data)
     saved = find_policy(str(saved_run.folder), None) if saved_run else None
     if saved:
@@ -119,13 +138,12 @@ def prepared(
 
 def _asked(
     config: GenerateConfig,
-    prompts: Path,
+    prompts: Prompts,
     recommended: SamplingOverrides,
     tokenizer: Tokenizer | None,
     most: Reach,
 ) -> Reach:
-    """Returns the numbers that size an engine for a file of prompts, none above those of `most`."""
-    assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
+    """Returns the numbers that size an engine for the prompts, none above those of `most`."""
 
     def parse(given: Mapping[str, Any]) -> LineRequest:
         return parse_ask(given, config.overrides, recommended, tokenizer, max_length=most.length)

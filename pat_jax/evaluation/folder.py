@@ -3,6 +3,7 @@
 Knows files and the options that they were written with. Does not know what an evaluation computes.
 """
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from pat_jax.config.command_line import dump
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESPONSES_FILE, RESULTS_FILE
+from pat_jax.evaluation.results import EvaluationResults
 from pat_jax.run.checkpoints.journal import response_row
 from pat_jax.run.evaluation import Ask
 from pat_jax.run.files.folder import CONFIG_FILE, LOG_FILE, is_used, lock_folder, log_to
@@ -132,11 +134,13 @@ class EvaluationFolder:
             f"{self._option}: expected a folder that can be written ({error.strerror}); choose another."
         )
 
-    def finish(self, results: str) -> None:
-        """Writes the results, and removes the kept responses, which `completions.jsonl` repeats."""
+    def finish(self, results: str, told: str = "") -> EvaluationResults:
+        """Writes the results, and removes the kept responses, which `completions.jsonl` repeats.
+        Returns the results; `told` are they in words."""
         replace_text(self.path / RESULTS_FILE, results)
         if process_group().is_first:
             self.responses.path.unlink()
+        return EvaluationResults(self.path, json.loads(results), told)
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,13 @@ from pathlib import Path
 from pat_jax.common.errors import UserError, shown
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.run.files.asked_again import ASKED, check_asked
-from pat_jax.run.files.folder import COMPLETE, CONFIG_FILE, differences, is_used
+from pat_jax.run.files.folder import (
+    COMPLETE,
+    CONFIG_FILE,
+    differences,
+    is_used,
+    relative_rows,
+)
 
 RESULTS_FILE = "results.json"
 RESPONSES_FILE = "responses.jsonl"  # exists until results.json is written
@@ -36,7 +42,8 @@ def options_of_evaluation(
         return replace(config, out=name)
     begun = ["--config", str(_check_begun(Path(resumed.out)))]
     config = parse([*begun, *argv])
-    for name, (old, new) in differences(asdict(parse(begun)), asdict(config)).items():
+    before, now = (relative_rows(asdict(one)) for one in (parse(begun), config))
+    for name, (old, new) in differences(before, now).items():
         if name not in _FREE:
             raise UserError(
                 f"option --{name} is {shown(new)}: expected {shown(old)} with --resume, by which the "

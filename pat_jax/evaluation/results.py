@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pat_jax.common.text_table import Cell, percent, text_table
@@ -15,6 +16,42 @@ from pat_jax.run.logging.completions import COMPLETIONS_FILE
 from pat_jax.version import __version__
 
 TOTAL = "all"
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationResults:
+    """The results of an evaluation; `print` shows them as a table.
+
+    Attributes:
+      folder: the folder of results.json and completions.jsonl.
+      content: what results.json holds.
+      told: the results in words.
+    """
+
+    folder: Path
+    content: Mapping[str, Any]
+    told: str
+
+    @property
+    def sets(self) -> Mapping[str, Mapping[str, Any]]:
+        """The results of each data set by its name, as results.json has them: `mean`, `pass` by k
+        and `majority` of a policy, `accuracy` of a reward model … (docs/evaluate.md)."""
+        return self.content["sets"]
+
+    @property
+    def all(self) -> Mapping[str, Any]:
+        """The same over all data sets together."""
+        return self.content[TOTAL]
+
+    @property
+    def completions(self) -> list[dict[str, Any]]:
+        """The responses with their rewards, as completions.jsonl has them; none of a reward model."""
+        path = self.folder / COMPLETIONS_FILE
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        return [json.loads(line) for line in lines]
+
+    def __repr__(self) -> str:
+        return self.told
 
 
 def content(

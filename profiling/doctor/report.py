@@ -4,10 +4,9 @@ Knows neither devices nor programs.
 """
 
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,23 @@ class Examined:
         return f"{mark}  {self.name:<10} {self.sentence} ({self.seconds:.1f} s)"
 
 
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The result of an examination; `print` shows a line for each check, and the verdict.
+
+    Attributes:
+      ok: whether all is well.
+      verdict: one sentence, with what to do if not all is well.
+    """
+
+    ok: bool
+    verdict: str
+    checks: Sequence[Examined]
+
+    def __repr__(self) -> str:
+        return "\n".join([*(_line(str(check)) for check in self.checks), self.verdict])
+
+
 @dataclass
 class Examination:
     """Examines the parts of a machine one after the other, also after a part that fails.
@@ -49,12 +65,14 @@ class Examination:
     Attributes:
       command: the command line.
       tell: called with each line as soon as it is known.
+      hung: called with the report if a part takes too long: inside a driver it cannot be stopped.
       out: the file of the report, or None for no file.
       step_seconds: the most seconds that one part may take.
     """
 
     command: str
     tell: Callable[[str], None]
+    hung: Callable[[Report], None]
     out: Path | None = None
     step_seconds: float = 300.0
     parts: list[Examined] = field(default_factory=list)
@@ -85,7 +103,7 @@ class Examination:
         self.parts.append(part)
         if not part.is_well:
             self.todo.append(todo)
-        self.tell(printable(in_one_line(str(part))))
+        self.tell(_line(str(part)))
 
     @property
     def is_well(self) -> bool:
@@ -99,9 +117,9 @@ class Examination:
         troubles = "; ".join(f"{part.name}: {part.sentence.rstrip('.')}" for part in wrong)
         return f"verdict: not well: {troubles}. To do: {'; '.join(dict.fromkeys(self.todo))}."
 
-    def finish(self, well: str) -> int:
-        """Prints the verdict and writes the report; returns the exit code."""
-        verdict = printable(in_one_line(self.verdict(well)))
+    def finish(self, well: str) -> Report:
+        """Prints the verdict and writes the report."""
+        verdict = _line(self.verdict(well))
         self.tell(verdict)
         if self.out is not None:
             content = {
@@ -112,10 +130,13 @@ class Examination:
                 "parts": [asdict(part) for part in self.parts],
             }
             replace_text(self.out, json.dumps(content, indent=1))
-        return 0 if self.is_well else 1
+        return Report(self.is_well, verdict, tuple(self.parts))
 
     def _give_up(self, name: str, todo: str) -> None:
-        """Ends the process, because a part that hangs inside a driver cannot be stopped."""
         seconds = self.step_seconds
         self._add(Examined(name, False, "has not come to an end", seconds, {}), todo)
-        os._exit(self.finish(""))
+        self.hung(self.finish(""))
+
+
+def _line(text: str) -> str:
+    return printable(in_one_line(text))

@@ -14,7 +14,7 @@ from runs import write_checkpoint
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import read_lines
+from pat_jax.batch_generation.prompts import PromptFile, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError
@@ -64,7 +64,7 @@ def generate(folder: Path, session: MadeUpSession, *, resume: bool = False) -> b
     lines = [{"prompt": "a", "stop": STOPS[i % 4]} for i in range(LINES)]
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with ResultFile(out, resume=resume) as results:
-        parts: Any = prompts, 3, cast(Any, session), session.tokenizer
+        parts: Any = PromptFile(prompts), 3, cast(Any, session), session.tokenizer
         BatchJob(
             *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=results
         ).run()
@@ -164,7 +164,7 @@ def results_of(folder: Path, tokenizer: HuggingFaceTokenizer, *lines: bytes) -> 
     prompts.write_bytes(b"\n".join([SOUND, *lines, SOUND]))
     out.unlink(missing_ok=True)
     with ResultFile(out, resume=False) as file:
-        parts: Any = prompts, 3, cast(Any, Echo()), tokenizer
+        parts: Any = PromptFile(prompts), 3, cast(Any, Echo()), tokenizer
         BatchJob(
             *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=file
         ).run()

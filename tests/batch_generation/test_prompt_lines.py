@@ -14,7 +14,8 @@ from tokenizer_files import BOS, write_tokenizer
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
 from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object, reach
+from pat_jax.batch_generation.prompt_lines import parse_ask, reach
+from pat_jax.batch_generation.prompts import PromptFile, parse_object
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -253,7 +254,7 @@ def asked(path: Path, *lines: dict, max_tokens: int | None = None, n: int | None
         tokenizer=None,
         max_length=MOST.length,
     )
-    return reach(file, parse, MOST)
+    return reach(PromptFile(file), parse, MOST)
 
 
 def tokens(count: int, **own: object) -> dict:

@@ -1,6 +1,7 @@
 """The examination of a machine: every part is looked at, and one line says what to do."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,6 @@ from pat_jax.common import devices as common_devices
 from pat_jax.common.run_command import run_command
 from pat_jax.engine.warm_up.kernel_cases import ROUTED
 from pat_jax.profiling.doctor import checks
-from pat_jax.profiling.doctor import report as reports
 from pat_jax.profiling.doctor.checks import devices_found
 from pat_jax.profiling.doctor.report import Finding
 
@@ -76,7 +76,7 @@ def test_a_part_that_fails_keeps_no_other_from_being_looked_at(doctor):
 
 def test_an_iteration_that_hangs_ends_the_process_with_a_verdict(monkeypatch, doctor):
     ended, iteration_found = [], body.iteration_found
-    monkeypatch.setattr(reports.os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(body, "_iteration", lambda *_: sleep(3) or raises())
     _, lines, content = doctor("--step_seconds", "2", iteration=iteration_found)
     assert ended == [1] and not content["is_well"]

@@ -18,6 +18,7 @@ from runs import SMALL_ROLLOUT, json_lines, named, write_checkpoint, write_probl
 import pat_jax
 from pat_jax import UserError
 from pat_jax.commands import train
+from pat_jax.commands.data_files import data_files, with_files
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
@@ -131,8 +132,8 @@ def test_a_folder_that_lies_elsewhere_has_no_other_options(tasks, model, tmp_pat
     pat_jax.train(resume=True, run_dir=str(tmp_path / "new"))
     assert tasks[0].checksums == tasks[1].checksums
     resumed = options_of_run(["--resume", "--run_dir", str(tmp_path / "new")], parse)
-    with GivenRows().placed(resumed.run_dir, train.data_files(resumed)) as paths:
-        config = train.with_files(resumed, paths)
+    with GivenRows().placed(resumed.run_dir, data_files(resumed)) as paths:
+        config = with_files(resumed, paths)
         assert changed_options(config, tmp_path / "new") == []
         for path in map(Path, (*config.data.files, *config.eval.data)):
             assert path.is_relative_to(tmp_path / "new") and path.is_file()

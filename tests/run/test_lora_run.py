@@ -13,7 +13,7 @@ from file_runs import made, to_the_end
 from row_writing import write_lines
 from runs import SMALL_ROLLOUT, TINY, run, run_to_end, saved_run, write_checkpoint, write_problems
 
-from pat_jax import reward_model
+import pat_jax.reward_model as reward_model
 from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter

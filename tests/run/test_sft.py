@@ -17,7 +17,8 @@ from row_writing import write_lines
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 
-from pat_jax import reward_model, sft
+import pat_jax.reward_model as reward_model
+import pat_jax.sft as sft
 from pat_jax.common.errors import UserError
 from pat_jax.config.role_table import POLICY
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params

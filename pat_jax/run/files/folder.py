@@ -163,7 +163,7 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
-    changes = differences(_wherever(asdict(before)), _wherever(asdict(config)))
+    changes = differences(relative_rows(asdict(before)), relative_rows(asdict(config)))
     each_start = re.compile(r"run_dir|resume|distributed\..*")
     return [
         f"{name} {old} -> {new}"
@@ -189,11 +189,11 @@ def name_of_rows(path: str) -> str:
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 
 
-def _wherever(options: dict[str, Any]) -> dict[str, Any]:
+def relative_rows(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options with files of given rows named relative to the run's folder."""
     for section, name in (("data", "files"), ("eval", "data")):
-        files = options[section][name]
-        options[section][name] = tuple(name_of_rows(file) or file for file in files)
+        if files := options.get(section, {}).get(name):
+            options[section][name] = tuple(name_of_rows(file) or file for file in files)
     return options
 
 

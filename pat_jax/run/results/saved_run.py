@@ -15,6 +15,7 @@ from pat_jax.common.html.render import rendered
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
+from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.layout.chain import layout_chain
@@ -22,6 +23,7 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.rl.data import arithmetic
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.checkpoints.json_state import declared, read_kept
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE
 from pat_jax.run.logging.metrics import read_metrics
@@ -32,15 +34,19 @@ from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
 from pat_jax.run.roles.saved_policy import find_policy
 from pat_jax.run.roles.weights import weights_of_run
+from pat_jax.run.sft.inputs import padding_of, tokenizer_dir
+from pat_jax.run.sft.setup import trained_shape
 from pat_jax.run.start.setup import model_config
 from pat_jax.training.build import DTYPES
 
+# An option that the runs of one command alone have.
+_OWN = {SftConfig: "completion_only_loss", RewardModelConfig: "center_rewards_coefficient"}
 PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates
 
 
 class SavedRun:
-    """The results that `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
-    Raises UserError if there is no run in `folder`."""
+    """The results that a run of `train`, `sft` or `reward_model` has left in a folder. Raises
+    UserError if there is no run in `folder`."""
 
     def __init__(self, folder: str | Path):
         if not isinstance(folder, str | os.PathLike):
@@ -51,9 +57,18 @@ class SavedRun:
         if not os.path.isfile(self.folder / CONFIG_FILE):  # also False for impossible names
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
 
+    @classmethod
+    def of(cls, run: "SavedRun | str | Path") -> "SavedRun":
+        """Returns a run that is given as itself or by its folder."""
+        return run if isinstance(run, SavedRun) else cls(run)
+
     @property
-    def config(self) -> RunConfig:
-        return parse(["--config", str(self.folder / CONFIG_FILE)])
+    def config(self) -> RunConfig | SftConfig | RewardModelConfig:
+        """The options of the run: those of `train`, `sft` or `reward_model`."""
+        path = self.folder / CONFIG_FILE
+        text = path.read_text(encoding="utf-8", errors="replace")
+        kind = next((kind for kind, own in _OWN.items() if f"\n{own}:" in text), RunConfig)
+        return parse(["--config", str(path)], kind)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -114,7 +129,17 @@ class SavedRun:
         saved = find_policy(str(self.folder), None)
         check_export(str(directory))
         devices = configure(config.devices)
-        model = model_config(config.task, config.layout_choice, devices)
+        padding = None
+        if isinstance(config, RunConfig):
+            model = model_config(config.task, config.layout_choice, devices)
+            source: Path | str = arithmetic.TOKENIZER_DIR
+            if not config.data.is_arithmetic:
+                source = local_checkpoint(config.model, weights=False)
+        else:
+            model = trained_shape(config, devices)
+            source = tokenizer_dir(config.model, model)
+            if model.head == "scalar":
+                padding = padding_of(HuggingFaceTokenizer(source))
         saved.check(model)
         policy = Policy.from_config(model)
         chain, _ = layout_chain(factored_mesh(devices), model)
@@ -123,10 +148,7 @@ class SavedRun:
         params = weights_of_run(config.model, saved, policy, layout, config.seed)(
             dtype, policy, layout
         )
-        source = arithmetic.TOKENIZER_DIR
-        if not config.data.is_arithmetic:
-            source = local_checkpoint(config.model, weights=False)
-        export(Path(directory), policy, params, dtype, tokenizer_dir=source)
+        export(Path(directory), policy, params, dtype, tokenizer_dir=source, padding=padding)
         return Path(directory)
 
     def __repr__(self) -> str:

@@ -114,12 +114,12 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
 def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelConfig, str]:
     """Returns the options with every `auto` settled, the model's shape, and the note of
     `settled_examples`."""
-    kind = kind_of(config)
     has_weights = is_checkpoint(config.model)
-    model = shape_of_model(config.model, kind.HEAD)
+    model = trained_shape(config, devices)
     config.lora.check_base(config.model)
     if not config.data.files:
-        raise UserError(f"option --data is not given: expected {kind.FILES}; give one or several.")
+        expected = kind_of(config).FILES
+        raise UserError(f"option --data is not given: expected {expected}; give one or several.")
     platform = devices[0].platform
     config, note = settled_examples(config, model.max_position, platform, is_checkpoint=has_weights)
     if config.max_length > model.max_position:
@@ -128,8 +128,13 @@ def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelCo
             f"tokens of the context of {config.model!r} (max_position_embeddings in its config.json); "
             f"take --max_length {model.max_position}."
         )
-    padded = replace(model, vocab_multiple=math.lcm(model.vocab_multiple, len(devices)))
-    return config, padded, note
+    return config, model, note
+
+
+def trained_shape(config: FineTuning, devices: Sequence[Device]) -> ModelConfig:
+    """Returns the shape of the trained model, padded so that it divides over the devices."""
+    model = shape_of_model(config.model, kind_of(config).HEAD)
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, len(devices)))
 
 
 def _check_warmup(warmup: int, steps: int) -> None:

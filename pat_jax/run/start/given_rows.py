@@ -1,4 +1,4 @@
-"""Writes rows that a program gives instead of data files into the run's folder.
+"""Writes rows that a program gives instead of data files into the folder of a run or evaluation.
 
 So a resumed run finds them, even from a shell. Knows what JSON can hold. Does not know what columns
 mean.
@@ -17,19 +17,33 @@ from filelock import FileLock, Timeout
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.from_python import Config, words
 from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
-# Options that can have rows, and the names of their files, which also name problem sets in metrics.
-_FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
+# The file of rows to evaluate on. It also names their set in metrics and results.
+HELDOUT_FILE = "heldout.jsonl"
 _SECTIONS = ("data", "eval")
 Paths = Callable[[Sequence[str]], tuple[str, ...]]
 
 
 class GivenRows:
-    """The given rows of one run, by file name. A name contains a checksum of the rows."""
+    """The given rows of one run, by file name. A name contains a checksum of the rows.
 
-    def __init__(self) -> None:
+    Args:
+      data_file: the name of the file of `data`.
+    """
+
+    def __init__(self, data_file: str = "data.jsonl") -> None:
         self._rows: dict[str, tuple[str, bytes]] = {}  # the label in messages, and the content
+        # Options that can have rows, and the names of their files.
+        self._names = {"data": data_file, "data.files": data_file, "eval.data": HELDOUT_FILE}
+
+    def words(
+        self, config: Config, options: Mapping[str, Any], config_class: type, presets: Path | None
+    ) -> list[str]:
+        """Returns `from_python.words` of options with the rows taken out."""
+        own = self.taken_from(config) if isinstance(config, Mapping) else config
+        return words(own, self.taken_from(options), config_class, presets)
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Takes the rows out of the options. Returns the options with file names in their place.
@@ -41,7 +55,7 @@ class GivenRows:
             if name in _SECTIONS and isinstance(value, Mapping):
                 _check_section(name, value)
                 found[key] = self.taken_from(value, f"{name}.")
-            elif name in _FILES and not _are_names(name, value):
+            elif name in self._names and not _are_names(name, value):
                 found[key] = self._add(name, _content(name, value))
             else:
                 found[key] = value
@@ -49,7 +63,7 @@ class GivenRows:
 
     def _add(self, option: str, content: bytes) -> str:
         folder = hashlib.sha256(content).hexdigest()[:16]
-        name = f"{ROWS}/{folder}/{_FILES[option]}"
+        name = f"{ROWS}/{folder}/{self._names[option]}"
         self._rows[name] = f"{option}=[...]", content
         return name
 

@@ -9,11 +9,13 @@ written in the same way, so that a resumed run has it without the program.
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
 from pat_jax.common.devices import CACHE_DIR
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, shown
+from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.own_code import SENT_LOSS, SENT_REWARD
 from pat_jax.rl.rewards.rewards import metric_name
 from pat_jax.training.own_loss import LOSSES
@@ -33,6 +35,32 @@ def send_reward(function: object, folder: Path = REWARDS) -> str:
 def send_loss(loss: object, folder: Path = LOSSES) -> str:
     """As `send_reward`, for a loss or its class, and `--algorithm.loss`."""
     return _sent(loss, folder, SENT_LOSS, "loss", "a resumed run")
+
+
+def rewards_of(reward: object) -> list[str]:
+    """Returns the value of `--reward`. Functions are written to files, which the processes that
+    score read. Raises UserError if one is neither a function nor a text, or cannot be written."""
+    found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
+    if not found or not all(isinstance(each, str) or callable(each) for each in found):
+        raise UserError(
+            f"reward is {shown(reward)}: expected a function, what --reward names, or a list of them; give one."
+        )
+    return [send_reward(each) if callable(each) else each for each in found]
+
+
+def loss_of(loss: object) -> str:
+    """Returns the value of `--algorithm.loss`. A loss, or its class, is written to a file, which a
+    resumed run reads. Raises UserError if `loss` is neither a loss, its class nor a text, or if it
+    cannot be written."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, Loss) or (isinstance(loss, type) and issubclass(loss, Loss)):
+        return send_loss(loss)
+    raise UserError(
+        f"loss is {shown(loss)}: expected an object of a class derived from pat_jax.rl.algorithm.losses.Loss, "
+        "which names the columns that it reads and the metrics that it gives beside computing them; "
+        "write a function as the method `values` of such a class, as examples/loss.py does."
+    )
 
 
 def _sent(value: object, folder: Path, suffix: str, what: str, readers: str) -> str:
