@@ -5,7 +5,7 @@
 
 Each command is a function:
 
-    train         reinforcement learning: GRPO and its kin, PPO, distillation
+    train         reinforcement learning: GRPO and its variants, PPO, distillation
     sft           supervised fine-tuning, DPO, training on text
     reward_model  trains a reward model on preference pairs
     generate      completes prompts; `session` keeps the engine for further ones
@@ -15,7 +15,9 @@ Each command is a function:
     simulate      replays rollouts on a measured machine
     doctor        examines this machine
 
-`SavedRun` reads the folder of a run, and a mistake is a `UserError` of one sentence. Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no
+`SavedRun` reads the folder of a run. Mistakes raise `UserError` with one sentence.
+
+Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no
 device.
 """
 

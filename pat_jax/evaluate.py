@@ -1,4 +1,4 @@
-"""`python -m pat_jax.evaluate`: pass@k and mean reward of a model, or the accuracy of a reward model.
+"""`python -m pat_jax.evaluate`: pass@k and rewards of a model, or the accuracy of a reward model.
 
 All samples of all files go through one session of the engine. Each sample is scored as soon as it
 ends, by `run/evaluation.py`, which training runs use too. From Python, use `pat_jax.evaluate(...)`.
@@ -59,7 +59,7 @@ def evaluate(
 
     Raises:
       UserError: one sentence about what is wrong.
-      KeyboardInterrupt: it was interrupted; `resume=True, out=…` keeps the responses that are there.
+      KeyboardInterrupt: it was interrupted; `resume=True, out=…` keeps the responses so far.
     """
     from pat_jax.commands import evaluate as command
     from pat_jax.run.results.saved_run import SavedRun

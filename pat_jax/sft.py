@@ -24,7 +24,7 @@ def sft(config: Config = None, **options: Any) -> "SavedRun":
     """Teaches a language model by examples, as `python -m pat_jax.sft` does.
 
         run = pat_jax.sft(model=folder, data=[{"prompt": "2 + 3 =", "completion": " 5"}, ...])
-        run = pat_jax.sft(model=folder, loss="dpo", data=[{"prompt": …, "chosen": …, "rejected": …}])
+        run = pat_jax.sft(model=folder, loss="dpo", data="pairs.jsonl")
 
     Args:
       config: a YAML file, or a dictionary of options.

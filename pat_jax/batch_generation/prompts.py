@@ -38,7 +38,7 @@ class GivenPrompts:
     name = "the prompts"
 
     def __init__(self, prompts: Iterable[PromptLike], sampling: Mapping[str, Any] | None = None):
-        """Raises UserError if one is no prompt. `sampling` has options for prompts without own."""
+        """Raises UserError if one is not a prompt. Options of a prompt win over `sampling`."""
         if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
             raise UserError(f"prompts is {shown(prompts)}: expected a list of prompts.")
         texts = [prompts] if isinstance(prompts, str) else prompts

@@ -45,7 +45,7 @@ class EvaluationResults:
 
     @property
     def completions(self) -> list[dict[str, Any]]:
-        """The responses with their rewards, as completions.jsonl has them; none of a reward model."""
+        """The responses with their rewards, as completions.jsonl has them."""
         path = self.folder / COMPLETIONS_FILE
         lines = path.read_bytes().splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines]
