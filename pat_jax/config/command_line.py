@@ -13,10 +13,16 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
+from pat_jax.common.options.declared import (
+    NONE_OF_MANY,
+    Option,
+    build,
+    options_of,
+    ordered_fields,
+)
 from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
-from pat_jax.common.options.names import no_option, resolved, twice
+from pat_jax.common.options.names import meant, no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
@@ -61,12 +67,25 @@ def parse(
         _answer(help_text(default, list(sources.values()), own, prog, page))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
-    settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, options)
+    settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, options, default)
+    if only is not None:
+        settings = {name: one for name, one in settings.items() if name in only}
+        of_preset = {name: one for name, one in of_preset.items() if name in only}
+    return _built(default, options, settings, of_preset)
+
+
+def _built(
+    default: Any,
+    options: Mapping[str, Option],
+    settings: Mapping[str, Setting],
+    of_preset: Mapping[str, Setting],
+) -> Any:
+    """Returns `default` with these settings. Raises OptionError with the place of a mistake."""
+    of_preset = dict(of_preset)
     while True:
         known = {**of_preset, **settings}
-        texts = {name: one.texts for name, one in known.items() if only is None or name in only}
         try:
-            return build(default, texts, options)
+            return build(default, {name: one.texts for name, one in known.items()}, options)
         except OptionError as error:
             if not _gives_way(of_preset.pop(error.name, None)):
                 where = known[error.name].where if error.name in known else ""
@@ -131,7 +150,7 @@ def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[
         if not texts:
             raise UserError(f"option --{name} has no value: expected {option.expected}.")
         before, others = given.setdefault(option.name, (name, texts))
-        if before != name and others != texts:
+        if {before, name} - options.keys() and before != name and others != texts:
             raise twice(f"--{before} {shlex.join(others)}", f"--{name} {shlex.join(texts)}")
         yield option.name, texts
 
@@ -152,14 +171,17 @@ def _gives_way(of_preset: Setting | None) -> bool:
 
 
 def _settings(
-    words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
+    words: Sequence[tuple[str, Sequence[str]]],
+    presets: Path | None,
+    options: Mapping[str, Option],
+    config: Any,
 ) -> tuple[dict[str, Setting], dict[str, Setting]]:
     """Returns the values that the user gives, and those of the preset. --name wins over --config,
     and --config over --preset."""
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":
-            settings |= expanded(read_yaml(Path(text), text, options), options)
+            settings |= _read(text, options, config)
     words_set = {name: Setting(texts) for name, texts in words if name in options}
     settings |= expanded(words_set, options)
     if presets is None:
@@ -174,3 +196,28 @@ def _settings(
     if "data.files" in settings:
         of_preset = {name: one for name, one in of_preset.items() if name not in OF_ITS_DATA}
     return settings, {name: one for name, one in of_preset.items() if name not in settings}
+
+
+def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Setting]:
+    """Reads a YAML file of these options or, if `config` knows what they are for a training run, of
+    a run's."""
+    if not hasattr(config, "of_run"):
+        return expanded(read_yaml(Path(path), path, options), options)
+    of_runs = {option.name: option for option in options_of(RunConfig())}
+    of_runs |= {option.short: option for option in of_runs.values() if option.short}
+    found = read_yaml(Path(path), path, {**of_runs, **options})
+    if found.keys() <= options.keys():
+        return expanded(found, options)
+    others = {name: option for name, option in options.items() if not meant(name, of_runs)}
+    found = read_yaml(Path(path), path, {**others, **of_runs})
+    asked = expanded({name: one for name, one in found.items() if name in of_runs}, of_runs)
+    run = _built(RunConfig(), of_runs, asked, {})
+    where = f" in {path}"
+    values = {name: value for name, value in config.of_run(run).items() if value is not None}
+    settings = {name: Setting(_texts(value), where) for name, value in values.items()}
+    return settings | {name: one for name, one in found.items() if name not in of_runs}
+
+
+def _texts(value: Any) -> list[str]:
+    texts = [str(each) for each in (value if isinstance(value, tuple) else [value])]
+    return texts or [NONE_OF_MANY]

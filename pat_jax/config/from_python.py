@@ -74,7 +74,7 @@ def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[
     for name, value in _flat(options, "", {name.rpartition(".")[0] for name in known} - {""}):
         ours = _resolved(name, value, known)
         before, other = given.setdefault(ours, (name, value))
-        if before != name and shown(other) != shown(value):
+        if {before, name} - known.keys() and before != name and shown(other) != shown(value):
             raise twice(_written(before, _literal(other)), _written(name, _literal(value)))
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             texts = [_text(ours, each) for each in value]

@@ -1,9 +1,9 @@
 """Options of `python -m pat_jax.plan`."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
-from pat_jax.common.options.declared import Options, auto, option
+from pat_jax.common.options.declared import Options, auto, option, options_of
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     GIVEN,
@@ -17,6 +17,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.algorithms import Name as AlgorithmName
+from pat_jax.config.by_model import KnownModel, settled
 from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.critic import (
     REWARD_MODEL,
@@ -69,6 +70,10 @@ REWARD_MODELS: Rule = (
     lambda names: all(x.startswith(REWARD_MODEL) and x != REWARD_MODEL for x in names),
     "model: and the name of a reward model",
 )
+# Options of a run under whose names a plan has its own, or which are read apart.
+OWN = ("run_dir", "profile", "seed", "device_memory_gib", "compile", "reward", "compute_dtype")
+OF_UPDATES = ("algorithm.", "critic.", "teacher.", "roles.", "optimizer.")
+ANY_CHECKPOINT = KnownModel("", is_checkpoint=True, context=2**24, platform="gpu")
 LONGEST = 24_576  # tokens of a response, if the model's context has room for them
 
 
@@ -76,7 +81,7 @@ LONGEST = 24_576  # tokens of a response, if the model's context has room for th
 class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
     adapting gains. Compiles the engine's own programs with the compiler of the target, of the extra
-    `plan`, or with --compile false counts shapes.
+    `plan`, or with --compile false counts shapes. --config also takes the YAML of a training run.
 
         python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --compile false
     """
@@ -222,6 +227,37 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             return self
         longest = max(1, min(LONGEST, context - self.max_prompt_length))
         return replace(self, max_completion_length=longest)
+
+    def of_run(self, run: RunConfig) -> dict[str, Any]:
+        """Returns the options of the plan of a run by name: the sizes of its rollouts and updates,
+        and what else is not the run's default. --config takes the YAML of a run as well."""
+        run, _ = settled(run, ANY_CHECKPOINT)
+        rollout = run.rollout
+        names = {each.name for each in options_of(self)}.difference(OWN)
+        usual = {each.name: each.default for each in options_of(RunConfig())}
+        found: dict[str, Any] = {}
+        for each in options_of(run):
+            ours = each.name if each.name in names else each.name.removeprefix("rollout.")
+            is_read = run.train or not each.name.startswith(OF_UPDATES)
+            if ours in names and is_read and each.default != usual[each.name]:
+                found[ours] = each.default
+        found |= {
+            "responses": rollout.prompts_per_step * rollout.num_generations,
+            "num_generations": rollout.num_generations,
+            "max_prompt_length": rollout.max_prompt_length,
+            "max_completion_length": rollout.max_completion_length,
+            "prompt_tokens": min(rollout.max_prompt_length, self.prompt_tokens),
+            "compute_dtype": run.compute_dtype,
+        }
+        if run.train:
+            found |= {
+                "beta": run.algorithm.beta,
+                "lora_rank": run.lora.rank,
+                "mini_batch_size": run.algorithm.mini_batch_size,
+                "tokens_per_micro_batch": run.algorithm.tokens_per_micro_batch,
+                "reward": tuple(name for name in run.reward if name.startswith(REWARD_MODEL)),
+            }
+        return found
 
     def run(self, target: Target) -> RunConfig:
         """Returns the options of the run that is planned."""
