@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import pictures
 from benchmarks.plain_results import results_table
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options.declared import AUTO, Option, options_of
@@ -217,6 +218,7 @@ def draw() -> None:
             command = [sys.executable, "-m", f"pat_jax.{words.split()[0]}", *words.split()[1:]]
             subprocess.run([*command, "--compile", "false", "--run_dir", folder], check=True)
             (DOCS / name).write_bytes((Path(folder) / "rollout.svg").read_bytes())
+    pictures.draw()
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Draws pictures of the pages: a planned rollout, step times by layout, stages of an iteration.
+"""Draws two pictures of the pages: step times by layout, and the stages of an iteration.
 
-    python -m benchmarks.pictures
+    python -m benchmarks.pages --draw
 
-The first two are from a plan that compiles nothing.
+Step times are from a plan that compiles nothing.
 """
 
 import json
@@ -89,15 +89,9 @@ def iteration() -> str:
     return "\n".join(parts)
 
 
-def main() -> None:
+def draw() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plan = pat_jax.plan(
-            model=MODEL, target=TARGET, responses=1024, compile=False, run_dir=f"{folder}/plan"
-        )
-        plan.plot().save(DOCS / "rollout.svg")
-        crossover(json.loads(plan.figures.read_text())["steps"]).save(DOCS / "crossover.svg")
+        plan = pat_jax.plan(model=MODEL, target=TARGET, compile=False, run_dir=f"{folder}/plan")
+        steps = json.loads(plan.figures.read_text(encoding="utf-8"))["steps"]
+    crossover(steps).save(DOCS / "crossover.svg")
     (DOCS / "iteration.svg").write_text(iteration(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

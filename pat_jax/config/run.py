@@ -32,7 +32,7 @@ from pat_jax.config.teacher import TeacherConfig
 
 @dataclass(frozen=True)
 class RolesConfig(Options):
-    """Where the models of a run wait (docs/roles.md)."""
+    """Where the models of a run wait (docs/memory-speed.md)."""
 
     SECTION = "roles."
 
