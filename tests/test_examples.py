@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,26 @@ def test_rewards_of_ones_own_score_responses(name: str, completions: list[str], 
 def test_a_response_without_tests_is_not_scored_by_tests():
     function = resolve_reward(f"{EXAMPLES / 'rewards.py'}:passes_tests")
     assert function(prompts=["?"], completions=["1"], ground_truth=[None]) == [None]
+
+
+def test_the_yaml_of_a_run_builds_one_with_another_model_and_data(model: Path):
+    words = ["--config", str(EXAMPLES / "gsm8k.yaml"), "--run_dir", "x", "--model", str(model)]
+    problems = str(EXAMPLES / "problems.jsonl")
+    words += ["--data", problems, "--eval.data", problems, "--layout", "dp1tp1"]
+    config = parse([*words, "--max_completion_length", "64", "--max_prompt_length", "1500"])
+    assert config.algorithm.name == "dapo" and config.lora.rank == 16
+    for reward in config.reward:
+        assert callable(resolve_reward(reward.replace("examples/", f"{EXAMPLES}/")))
+    built = build(config, jax.devices()[:1])
+    assert built.config.rollout.prompts_per_step == 64
+
+
+def test_the_script_for_slurm_is_a_script_of_a_run():
+    script = (EXAMPLES / "slurm.sh").read_text()
+    subprocess.run(["bash", "-n", EXAMPLES / "slurm.sh"], check=True)
+    (command,) = re.findall(r"^srun python -m pat_jax.train (.*)$", script.replace("\\\n", ""), re.M)
+    config = parse(shlex.split(command))
+    assert config.resume == "auto" and config.run_dir.startswith("$SHARED/")
 
 
 @pytest.mark.slow  # a run that learns
