@@ -35,7 +35,7 @@ class EvaluationResults:
     @property
     def sets(self) -> Mapping[str, Mapping[str, Any]]:
         """The results of each data set by its name, as results.json has them: `mean`, `pass` by k
-        and `majority` of a policy, `accuracy` of a reward model … (docs/evaluate.md)."""
+        and `majority` of a policy, `accuracy` of a reward model … (docs/generate.md)."""
         return self.content["sets"]
 
     @property
