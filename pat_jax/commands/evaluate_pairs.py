@@ -38,7 +38,7 @@ def evaluate_pairs(config: EvaluateConfig) -> EvaluationResults:
     devices = configure(config.devices)
     options = config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)
-    dtype = settled_dtype("auto", devices[0].platform, is_checkpoint=True)
+    dtype = settled_dtype(config.compute_dtype, devices[0].platform, is_checkpoint=True)
     role = reward_role(options.model, dtype, option="reward_model")
     given = find_reward_model(role, f"option --reward_model is {options.model!r}", chat=chat)
     found = _read(config, given)

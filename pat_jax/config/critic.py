@@ -67,10 +67,5 @@ class WithCritic(Options):
 
     def check_no_critic(self, baseline: str) -> None:
         """Raises OptionError if an option of a critic is given, where `baseline` has no critic."""
-        pairs = zip(options_of(self.critic), options_of(CriticConfig()), strict=True)
-        for given, default in pairs:
-            self.need(
-                f"critic.{given.name}",
-                given.default == default.default,
-                f"its default with --algorithm.baseline {baseline}, which has no critic",
-            )
+        names = (f"critic.{option.name}" for option in options_of(CriticConfig()))
+        self.need_defaults(names, f"with --algorithm.baseline {baseline}, which has no critic")

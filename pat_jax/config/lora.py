@@ -51,9 +51,7 @@ class LoraConfig(AdapterConfig):
         super().__post_init__()
         if not self.is_on:
             off = "with --lora.rank 0 and no --lora.adapter, which trains all of the policy"
-            self.need("alpha", not self.alpha, f"0 {off}")
-            self.need("targets", not self.targets, f"none {off}")
-            self.need("export", self.export == "merged", f"merged {off}")
+            self.need_defaults(("alpha", "targets", "export"), off)
 
     def check_base(self, model: str) -> None:
         """Raises OptionError if the export is adapters alone, but `model` is not a checkpoint."""

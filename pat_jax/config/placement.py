@@ -59,6 +59,13 @@ class PlacementConfig(Options):
             self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
         self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
 
+    def check_roles(self, **is_there: bool) -> None:
+        """Raises OptionError if a model has devices that the run does not have."""
+        for role, is_used in is_there.items():
+            model = "reward model" if role == "reward" else role
+            expected = f"nothing in a run without a {model}"
+            self.need(role, is_used or not getattr(self, role), expected)
+
     def check_lag(self, *, train: bool, deterministic: bool, top_k: int) -> None:
         """Raises OptionError if --placement.lag is 1 and another option excludes that."""
         for is_wrong, expected in (

@@ -4,14 +4,14 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`com
 used. The string under a field is its help text on the command line.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.compute import MicroBatches
-from pat_jax.config.critic import WithCritic, critic_source
+from pat_jax.config.critic import REWARD_MODEL, WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.engine import EngineChoice
 from pat_jax.config.evaluation import EvalConfig
@@ -23,7 +23,7 @@ from pat_jax.config.learning import (
     learning_notes,
 )
 from pat_jax.config.placement import PlacementConfig
-from pat_jax.config.rewards import RewardOptions
+from pat_jax.config.rewards import RewardModelOptions, RewardOptions
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
 from pat_jax.config.task import TaskChoice
@@ -103,6 +103,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
         self._check_horizon()
         self._check_critic()
+        self._check_roles()
         self._check_warmup()
         self.need(
             "reward",
@@ -111,9 +112,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
         self.teacher.check_use(self.algorithm.distill_coef if self.train else 0.0)
         self.placement.check_lag(
-            train=self.train,
-            deterministic=self.deterministic,
-            top_k=self.teacher.top_k,
+            train=self.train, deterministic=self.deterministic, top_k=self.teacher.top_k
         )
         if self.placement.lag and self.algorithm.rollout_correction == "none":
             corrected = replace(self.algorithm, rollout_correction="token_truncate")
@@ -168,9 +167,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     @property
     def micro_batches(self) -> MicroBatches:
         rollout = self.rollout
-        algorithm = self.algorithm
         return MicroBatches(
-            tokens=algorithm.tokens_per_micro_batch,
+            tokens=self.algorithm.tokens_per_micro_batch,
             prompts=self.mini_batch_size,
             num_generations=rollout.num_generations,
             max_prompt_length=rollout.max_prompt_length,
@@ -276,6 +274,19 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             f"less than the {self.steps:,} --steps of the run, of which the others train the policy",
         )
 
+    def _check_roles(self) -> None:
+        """Raises OptionError if an option is of a model that the run does not have."""
+        has_reward = any(name.startswith(REWARD_MODEL) for name in self.reward)
+        self.placement.check_roles(
+            critic=self.algorithm.has_critic,
+            reference=self.algorithm.beta > 0,
+            teacher=self.teacher.model != "",
+            reward=has_reward,
+        )
+        if not has_reward:
+            names = (f"reward_model.{each.name}" for each in fields(RewardModelOptions))
+            self.need_defaults(names, "without a reward model in --reward, such as model:DIR")
+
     def _check_horizon(self) -> None:
         """Raises OptionError if one iteration could change the sign of an adaptive beta."""
         responses = self.rollout.prompts_per_step * self.rollout.num_generations
@@ -286,5 +297,4 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         )
 
     def _check_given(self) -> None:
-        files = self.data.files
-        self.need("data.files", files != () and all(files), GIVEN[1])
+        self.need("data.files", self.data.files != () and all(self.data.files), GIVEN[1])

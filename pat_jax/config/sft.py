@@ -102,16 +102,13 @@ class SftConfig(FineTuning):
 
     def __post_init__(self):
         super().__post_init__()
-        is_dpo = self.loss == "dpo"
-        default = SftConfig.__dataclass_fields__
-        for name in ("truncate", "completion_only_loss", "assistant_only_loss"):
-            usual = default[name].default
-            expected = f"{str(usual).lower()} with --loss dpo, which compares whole responses"
-            self.need(name, not is_dpo or getattr(self, name) == usual, expected)
-        for name in ("beta", "label_smoothing"):
-            usual = default[name].default
-            expected = f"{usual} with --loss cross_entropy, which knows no pairs"
-            self.need(name, is_dpo or getattr(self, name) == usual, expected)
+        if self.loss == "dpo":
+            columns = ("data.completion_key", "data.messages_key", "data.text_key")
+            names = ("truncate", "completion_only_loss", "assistant_only_loss", *columns)
+            self.need_defaults(names, "with --loss dpo, which compares whole responses")
+        else:
+            names = ("beta", "label_smoothing", "data.chosen_key", "data.rejected_key")
+            self.need_defaults(names, "with --loss cross_entropy, which knows no pairs")
 
     @property
     def default_learning_rate(self) -> float:

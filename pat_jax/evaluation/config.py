@@ -23,6 +23,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ComputeDtype
 from pat_jax.models.config import ModelConfig
 
+_OF_PAIRS = ("data", "reward_model", "out", "devices", "compute_dtype", "distributed")
+
 
 @dataclass(frozen=True)
 class EvaluatedRewardModel(RewardModelOptions):
@@ -95,12 +97,9 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
         check_samples_differ(self.num_generations, self.temperature)
         self._check_pass_at()
-        is_reward_model = self.reward_model.model != ""
-        for name in ("model", "run_dir"):
-            other = "none with --reward_model, which is evaluated in its place"
-            self.need(name, not is_reward_model or not getattr(self, name), other)
-        once = "false with --reward_model, which is evaluated at once"
-        self.need("resume", not is_reward_model or not self.resume, once)
+        if self.reward_model.model:
+            self.need_only(_OF_PAIRS, "with --reward_model, which scores pairs and samples nothing")
+            self.need_defaults(["data.answer_key"], "with --reward_model: pairs have no answers")
 
     def _check_pass_at(self) -> None:
         n = self.num_generations

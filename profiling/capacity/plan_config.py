@@ -92,7 +92,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     llama-3.1-8b."""
     target: str = option("h100:8", GIVEN)
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4,
-    v5p:2x2x2."""
+    v5p:2x2x2; or a slice as Google names it, v5e-8."""
     responses: int = option(1024, count(1, MOST_REPLAYED))
     """Responses of one rollout."""
     max_completion_length: int = auto(TOKENS)
@@ -191,8 +191,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         )
         self.need("teacher.top_k", distills or not self.teacher.top_k, "0 without a teacher")
         without = f"with --algorithm.name {self.algorithm.name}, which has no critic"
-        self.need("critic.model", self.has_critic or not self.critic.model, f"nothing {without}")
-        self.need("critic.lora.rank", self.has_critic or not self.critic.lora.rank, f"0 {without}")
+        if not self.has_critic:
+            self.need_defaults(("critic.model", "critic.lora.rank"), without)
 
     @property
     def has_critic(self) -> bool:

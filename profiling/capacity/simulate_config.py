@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -58,10 +58,8 @@ class SimulateConfig(ReplayOptions):
     def __post_init__(self):
         super().__post_init__()
         if self.trace:
-            used = ("trace", "profile", "out", "speculation")
-            names = [each.name for each in fields(self) if each.name not in used]
-            names += [f"speculation.{each.name}" for each in fields(self.speculation)]
-            self.need_defaults(names, "with --trace, on which it has no effect")
+            used = ("trace", "profile", "out")
+            self.need_only(used, "with --trace, on which it has no effect")
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
         self.need("growth", growth, expected)

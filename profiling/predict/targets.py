@@ -73,6 +73,9 @@ class Target:
         UserError if no such chip is known, or if it does not come in that number or shape."""
         devices, has_network, network = (plain := text.strip().lower()).partition("@")
         name, _, shape = devices.partition(":")
+        if slice_ := re.fullmatch(r"(v5litepod|v\w+)-(\d{1,6})", devices):  # as Google names it
+            name = {"v5litepod": "v5e"}.get(slice_[1], slice_[1])
+            shape = f"{int(slice_[2]) // (2 if name == 'v5p' else 1)}"  # v5p: cores, two of a chip
         known = chips()
         if name not in known:
             raise UserError(
@@ -81,7 +84,7 @@ class Target:
             )
         chip = known[name]
         sizes = _sizes(text, shape)
-        found = _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
+        found = _slice(text, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
         return _with_network(found, network) if has_network else found
 
 
@@ -126,13 +129,17 @@ def _with_network(target: Target, network: str) -> Target:
 
 
 def _slice(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:
+    if len(sizes) == 1 and sizes[0].bit_count() == 1:  # the number of chips: nearly equal sides
+        exponent = sizes[0].bit_length() - 1
+        sizes = tuple(1 << (exponent + i) // chip.dimensions for i in range(chip.dimensions))
     if len(sizes) != chip.dimensions:
         example = "x".join("2" * (chip.dimensions - 1) + "4")
         raise UserError(
             f"target {shown(text)}: expected the {chip.dimensions} dimensions of a {chip.name} slice, such "
             f"as {chip.name}:{example}."
         )
-    return Target(text, chip, sizes, math.prod(sizes), 1)
+    written = f"{chip.name}:{'x'.join(map(str, sizes))}"
+    return Target(written, chip, sizes, math.prod(sizes), 1)
 
 
 def _hosts(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:

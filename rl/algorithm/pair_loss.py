@@ -55,7 +55,7 @@ class PairLoss(Loss):
     def metrics(self) -> Mapping[str, Reduction]:
         return {
             "loss": Reduction.SUM,
-            "accuracy": Reduction.MEAN,  # share of pairs with r_c > r_r
+            "accuracy": Reduction.MEAN,  # share of pairs with r_c > r_r; equal ones count a half
             "margin": Reduction.MEAN,  # r_c - r_r
             "chosen_reward": Reduction.MEAN,
             "rejected_reward": Reduction.MEAN,
@@ -79,7 +79,7 @@ class PairLoss(Loss):
             loss += self.center_coef * jnp.square(chosen + rejected)
         return {
             "loss": loss,
-            "accuracy": (apart > 0).astype(apart.dtype),
+            "accuracy": jnp.heaviside(apart, 0.5),
             "margin": apart,
             "chosen_reward": chosen,
             "rejected_reward": rejected,
@@ -129,7 +129,7 @@ class DPOLoss(Loss):
     def metrics(self) -> Mapping[str, Reduction]:
         return {
             "loss": Reduction.SUM,
-            "accuracy": Reduction.MEAN,  # share of pairs with chosen reward > rejected reward
+            "accuracy": Reduction.MEAN,  # share of pairs with chosen reward > rejected reward; equal: a half
             "margin": Reduction.MEAN,  # chosen reward - rejected reward
             "chosen_reward": Reduction.MEAN,  # β (log π(c) - log π_ref(c)), nats
             "rejected_reward": Reduction.MEAN,
@@ -153,7 +153,7 @@ class DPOLoss(Loss):
         chosen_logprob, rejected_logprob = sum_by_pair(logprobs, responses)
         return {
             "loss": loss,
-            "accuracy": (apart > 0).astype(apart.dtype),
+            "accuracy": jnp.heaviside(apart, 0.5),
             "margin": apart,
             "chosen_reward": chosen,
             "rejected_reward": rejected,

@@ -63,8 +63,8 @@ def agreement(
       label_smoothing: ε.
 
     Returns:
-      `loss` in nats. `accuracy` is the share of pairs whose chosen text has the larger reward; an
-      equal one does not count. `margin` is the mean difference. `chosen_reward` and
+      `loss` in nats. `accuracy` is the share of pairs whose chosen text has the larger reward; a
+      pair of equal rewards counts a half. `margin` is the mean difference. `chosen_reward` and
       `rejected_reward` are means as well.
     """
     chosen, rejected = rewards[:, 0], rewards[:, 1]
@@ -73,7 +73,7 @@ def agreement(
     losses += label_smoothing * np.logaddexp(0, apart)
     return {
         "loss": float(losses.mean()),
-        "accuracy": float(np.mean(chosen > rejected)),
+        "accuracy": float(np.mean(np.heaviside(chosen - rejected, 0.5))),
         "margin": float(np.mean(chosen - rejected)),
         "chosen_reward": float(chosen.mean()),
         "rejected_reward": float(rejected.mean()),

@@ -261,8 +261,31 @@ def test_weights_that_are_not_finite_give_no_accuracy(pairs_folder, tmp_path, mo
     assert "accuracy" not in printed and f"{judge}/model.safetensors: tensor 'score.weight'" in told
 
 
-def test_a_policy_and_a_reward_model_are_not_evaluated_at_once():
-    default = EvaluateConfig()
-    judge = replace(default.reward_model, model="judge")
-    with pytest.raises(UserError, match="--model is 'policy': expected none with --reward_model"):
-        EvaluateConfig(model="policy", reward_model=judge)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model=policy",
+        "--run_dir=run",
+        "--resume=true",
+        "--seed=1",
+        "--temperature=0.5",
+        "--batch=8",
+        "--weights=int8",
+        "--layout=dp1tp2",
+        "--num_generations=4",
+        "--num_prompts=5",
+        "--max_prompt_length=64",
+        "--reward=math",
+        "--reward_timeout=3",
+        "--speculation.source=suffix",
+        "--data.answer_key=answer",
+    ],
+)
+def test_what_a_reward_model_makes_no_use_of_is_refused(words: str):
+    """Its own options alone are taken; nothing is sampled, and nothing else scores."""
+    base = ["--reward_model", "judge", "--data", "pairs.jsonl", "--devices", "2"]
+    base += ["--compute_dtype", "float32", "--data.prompt_key", "question", "--out", "found"]
+    assert parse(base, EvaluateConfig, presets=None).reward_model.model == "judge"
+    name = words.partition("=")[0]
+    with pytest.raises(UserError, match=f"^option {name} is .* with --reward_model"):
+        parse([*base, words], EvaluateConfig, presets=None)

@@ -27,7 +27,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.kernel_model import RANGES
-from pat_jax.profiling.predict.targets import PaperDevice
+from pat_jax.profiling.predict.targets import PaperDevice, Target
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]
@@ -115,6 +115,23 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
 
 
 @pytest.mark.parametrize(
+    ("written", "topology"),
+    [
+        ("v5e-8", (2, 4)),
+        ("v5litepod-16", (4, 4)),
+        ("v6e-1", (1, 1)),
+        ("v5p-8", (1, 2, 2)),  # of which Google counts the cores, two of each chip
+        ("v5p-128", (4, 4, 4)),
+        ("v5e:8", (2, 4)),
+    ],
+)
+def test_a_slice_is_named_by_its_sides_or_as_google_does(written: str, topology: tuple[int, ...]):
+    target = Target.parse(written)
+    assert target.topology == topology
+    assert Target.parse(str(target)) == target
+
+
+@pytest.mark.parametrize(
     ("target", "weights", "platform", "precision"),
     [
         pytest.param("a100:8", "auto", "cuda", "bfloat16", marks=pytest.mark.slow),
@@ -199,7 +216,7 @@ def test_words_of_others_are_no_markup():
     ("options", "words"),
     [
         ("--model llama-3.1-8b --target z100:8", "'z100' is no accelerator known here"),
-        ("--model llama-3.1-8b --target v5e:8", "expected the 2 dimensions"),
+        ("--model llama-3.1-8b --target v5e:6", "expected the 2 dimensions"),
         ("--target=", "option --target is ''"),
         ("--model llama-4 --target h100:8", "model 'llama-4' is not a built-in shape"),
         pytest.param(  # `test_by_arithmetic.py` has the sentence

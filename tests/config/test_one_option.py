@@ -51,7 +51,7 @@ def test_no_other_option_is_refused(base: str):
     tried = 0
     for option in options_of(parse(base.split())):
         for value in values(option):
-            name = blamed([*base.split(), f"--{option.name}={value}"])
+            name = blamed([*base.split(), f"--{option.short or option.name}={value}"])
             assert name in (None, option.name) or (option.name, name) in ASKS_FOR, (value, name)
             tried += name is None
     assert tried > 400
@@ -107,3 +107,31 @@ def test_what_only_a_user_can_give_is_asked_for():
         parse(["--preset", "qwen3-8b"])
     with pytest.raises(OptionError, match=r"mini_batch_size is 3: expected a divisor"):
         parse(["--preset", "ppo", "--algorithm.mini_batch_size", "3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--placement.critic 0",
+            "placement.critic is '0': expected nothing in a run without a critic",
+        ),
+        ("--placement.reference 0", "placement.reference is '0': expected nothing"),
+        ("--placement.teacher 0", "placement.teacher is '0': expected nothing"),
+        (
+            "--placement.reward 0",
+            "placement.reward is '0': expected nothing in a run without a reward",
+        ),
+        ("--reward_model.max_length 64", "expected nothing without a reward model in --reward"),
+        ("--critic.learning_rate 1e-3", "expected nothing with --algorithm.baseline group"),
+    ],
+)
+def test_an_option_of_a_model_that_is_not_there_is_refused(words: str, expected: str):
+    with pytest.raises(OptionError, match=expected):
+        parse(words.split())
+
+
+def test_an_option_of_a_model_that_is_there_is_taken():
+    given = "--preset ppo --algorithm.beta 0.1 --reward model:judge --reward_model.max_length 64"
+    places = "--placement.critic 0 --placement.reference 0 --placement.reward 1"
+    assert parse(f"{given} {places}".split()).placement.reward == "1"

@@ -107,7 +107,7 @@ def test_loss_gradient_and_metrics_of_a_reward_model_are_trls(recorded: dict):
 
 def test_equal_rewards_cost_log_two_and_are_not_accurate():
     value, gradient, metrics = run(PairLoss(), END_WEIGHTS, VALUES, np.ones(RESPONSES.shape))
-    assert value == pytest.approx(np.log(2), rel=1e-6) and metrics["accuracy"] == 0
+    assert value == pytest.approx(np.log(2), rel=1e-6) and metrics["accuracy"] == pytest.approx(0.5)
     pushed = np.where(ENDS, np.where(RESPONSES % 2, -1, 1), 0) * 0.5 / PAIRS
     np.testing.assert_allclose(gradient, pushed, atol=1e-7)
 
@@ -234,5 +234,16 @@ def test_every_token_is_there_once_and_pairs_weigh_the_same(seed: int):
 
 def test_agreement_of_known_rewards():
     found = agreement(np.array([[2.0, 1.0], [0.0, 0.0], [1.0, 3.0], [5.0, 0.0]]))
-    assert found["accuracy"] == 0.5 and found["margin"] == 1.0  # an equal pair is not right
+    assert found["accuracy"] == 0.625 and found["margin"] == 1.0  # an equal pair is right by half
     assert (found["chosen_reward"], found["rejected_reward"]) == (2.0, 1.0)
+
+
+def test_equal_rewards_are_right_by_half_as_in_the_area_under_a_curve():
+    """Of one chosen text against each rejected one, the accuracy is the AUC (Mann and Whitney)."""
+    rejected = np.random.default_rng(0).integers(0, 4, 40).astype(float)
+    rewards = np.stack([np.full(40, 2.0), rejected], axis=1)
+    thresholds = np.unique([*rejected, np.inf])[::-1]
+    false_positives = [(rejected >= t).mean() for t in thresholds]
+    true_positives = [float(t <= 2.0) for t in thresholds]
+    area = np.trapezoid(true_positives, false_positives)
+    assert agreement(rewards)["accuracy"] == pytest.approx(area)

@@ -47,7 +47,10 @@ def test_the_named_placements():
 def test_single_roles_have_the_devices_that_are_named():
     found = placed("--placement", "separate", "--placement.rollout", "quarter")
     assert (found["rollout"], found["policy"]) == ((0, 1), (2, 3, 4, 5, 6, 7))
-    found = placed("--placement.reward", "0,5-6,7", "--placement.critic", "half")
+    found = placed(
+        *("--algorithm", "ppo", "--reward", "model:judge"),
+        *("--placement.reward", "0,5-6,7", "--placement.critic", "half"),
+    )
     assert (found["reward"], found["critic"]) == ((0, 5, 6, 7), HALF)
     assert found["policy"] == EVERY
 
@@ -58,8 +61,14 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--placement.critic 4-8", "placement.critic is '4-8': expected devices from 0 to 7"),
-        ("--placement.critic 5-4", "placement.critic is '5-4': expected devices from 0 to 7"),
+        (
+            "--algorithm ppo --placement.critic 4-8",
+            "placement.critic is '4-8': expected devices from 0 to 7",
+        ),
+        (
+            "--algorithm ppo --placement.critic 5-4",
+            "placement.critic is '5-4': expected devices from 0 to 7",
+        ),
         ("--placement.critic first", "expected devices such as 0-3"),
         ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
@@ -67,7 +76,7 @@ LAG = "--placement.lag 1 --algorithm.rollout_correction token_truncate"
         (LAG, "expected 0 with --placement flatten"),
         (f"{LAG} --placement interleave", "0 where rollouts share devices with policy, critic"),
         (
-            f"{LAG} --placement separate --placement.reference all",
+            f"{LAG} --algorithm.beta 0.1 --placement separate --placement.reference all",
             "placement.lag is 1: expected 0 where rollouts share devices with reference",
         ),
         (
@@ -100,7 +109,7 @@ def assert_refused(devices: Sequence[Any], options: str, expected: str) -> None:
 
 
 def test_a_run_says_which_devices_its_roles_have():
-    options = ("--placement", "separate", "--placement.critic", "4,6")
+    options = ("--algorithm", "ppo", "--placement", "separate", "--placement.critic", "4,6")
     places = places_of(options, jax.devices())
     words = places.describe({"rollout", "policy", "critic", "reference"})
     assert words == "devices: rollout 0-3; policy, reference 4-7; critic 4,6"
@@ -115,7 +124,7 @@ def of_processes(*sizes: int) -> list[Any]:
 
 def test_every_process_is_cut_alike():
     devices = of_processes(4, 4)
-    options = ("--placement", "separate", "--placement.critic", "3")
+    options = ("--algorithm", "ppo", "--placement", "separate", "--placement.critic", "3")
     places = places_of(options, devices)
     found = {role: [device.id for device in places[role]] for role in ROLES}
     assert found["rollout"] == [0, 1, 4, 5] and found["critic"] == [3, 7]
@@ -138,10 +147,18 @@ SPLIT = "--placement split --algorithm ppo"
 @pytest.mark.parametrize(
     ("sizes", "options", "expected"),
     [
-        ((4, 4), "--placement.critic 4-7", "devices from 0 to 3, of each process's 4"),
+        (
+            (4, 4),
+            "--algorithm ppo --placement.critic 4-7",
+            "devices from 0 to 3, of each process's 4",
+        ),
         ((3, 1), "--placement separate", "the same number of devices in each process"),
         ((1, 1), "--placement separate", "each of the 2 processes has one device"),
-        ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
+        (
+            (3, 1),
+            "--algorithm ppo --placement.critic half",
+            "placement.critic is 'half': expected the same",
+        ),
         ((4, 4), f"{LAG} --placement separate", "placement.lag is 1: expected 0 with 2 processes"),
         ((8,), SPLIT, "expected flatten with 1 process: split needs an even number of processes"),
         ((4, 4), SPLIT, "expected flatten with 2 processes: split needs an even number"),

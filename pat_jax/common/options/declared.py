@@ -8,7 +8,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
@@ -72,13 +72,24 @@ class Options:
     def need_defaults(self, names: Iterable[str], why: str) -> None:
         """Raises OptionError unless each of these options, which have no effect, has its default.
         `why` is the end of the error's sentence."""
-        plain = type(self)()
+        of_fields = {each.name: each for each in fields(self)}
         for name in names:
-            default = attrgetter(name)(plain)
+            first, _, rest = name.partition(".")
+            default = of_fields[first].default
+            if rest:
+                default = attrgetter(rest)(of_fields[first].default_factory())
             texts = map(str, default) if isinstance(default, tuple) else [f"{default}"]
             words = f"{default:g}" if isinstance(default, float) else " ".join(texts) or "nothing"
             words = words.lower() if isinstance(default, bool) else words
+            words = "nothing" if default is None else words
             self.need(name, attrgetter(name)(self) == default, f"{words} {why}")
+
+    def need_only(self, taken: Collection[str], why: str) -> None:
+        """Raises OptionError unless all options have their defaults but those in `taken`: names, or
+        sections. `why` is the end of the error's sentence."""
+        names = (option.name for option in options_of(self))
+        unused = (name for name in names if not {name, name.partition(".")[0]} & {*taken})
+        self.need_defaults(unused, why)
 
     def shared(self, base: type["Options"]) -> dict[str, Any]:
         """Returns the values of the options that are inherited from `base`."""
