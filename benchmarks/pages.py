@@ -10,9 +10,7 @@ commands of pat_jax, and none of them needs an accelerator.
 
 import argparse
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,6 @@ COMMANDS: Mapping[str, Callable[[], Any]] = {
 }
 MOST_USED = """model data reward steps run_dir resume rollout.num_generations
     rollout.max_completion_length optimizer.learning_rate eval.data"""
-PICTURES = {"rollout.svg": "plan --model llama-3.1-8b --target h100:8 --responses 1024"}
 
 # ------------------------------------------------------------------------------ options.md
 
@@ -212,15 +209,6 @@ def remade(page: str) -> str:
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", page)
 
 
-def draw() -> None:
-    for name, words in PICTURES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", f"pat_jax.{words.split()[0]}", *words.split()[1:]]
-            subprocess.run([*command, "--compile", "false", "--run_dir", folder], check=True)
-            (DOCS / name).write_bytes((Path(folder) / "rollout.svg").read_bytes())
-    pictures.draw()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group(required=True)
@@ -229,7 +217,7 @@ def main() -> None:
     what.add_argument("--draw", action="store_true", help="draw the pictures of docs/ again")
     args = parser.parse_args()
     if args.draw:
-        draw()
+        pictures.draw()
         return
     for path in sorted(DOCS.glob("*.md")):
         page = path.read_text(encoding="utf-8")

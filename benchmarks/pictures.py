@@ -1,8 +1,8 @@
-"""Draws two pictures of the pages: step times by layout, and the stages of an iteration.
+"""Draws pictures of the pages: a rollout, step times by layout, and the stages of an iteration.
 
     python -m benchmarks.pages --draw
 
-Step times are from a plan that compiles nothing.
+The first two are from a plan that compiles nothing.
 """
 
 import json
@@ -91,7 +91,10 @@ def iteration() -> str:
 
 def draw() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plan = pat_jax.plan(model=MODEL, target=TARGET, compile=False, run_dir=f"{folder}/plan")
+        plan = pat_jax.plan(
+            model=MODEL, target=TARGET, responses=1024, compile=False, run_dir=f"{folder}/plan"
+        )
+        plan.plot().save(DOCS / "rollout.svg")
         steps = json.loads(plan.figures.read_text(encoding="utf-8"))["steps"]
     crossover(steps).save(DOCS / "crossover.svg")
     (DOCS / "iteration.svg").write_text(iteration(), encoding="utf-8")

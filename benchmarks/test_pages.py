@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import pictures
 from benchmarks.pages import DOCS, PART, PARTS, remade
 
 PAGES = sorted(DOCS.glob("*.md"))
@@ -21,3 +22,11 @@ def test_every_part_is_on_a_page():
 def test_another_text_in_a_part_is_replaced():
     page = DOCS.joinpath("results.md").read_text(encoding="utf-8")
     assert remade(page.replace("0 of 173,574", "1 of 173,574")) == page
+
+
+@pytest.mark.slow
+def test_the_pictures_are_those_that_are_drawn_today(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "DOCS", tmp_path)
+    pictures.draw()
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.svg")}
