@@ -22,7 +22,7 @@ from benchmarks.plain_results import results_table
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options.declared import AUTO, Option, options_of
 from pat_jax.common.options.help import pages as help_pages
-from pat_jax.common.options.names import looked_up
+from pat_jax.common.options.names import looked_up, worded
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
@@ -180,7 +180,7 @@ def answers_table() -> str:
     lines = ["| you write | in pat_jax |", "|---|---|"]
     for name in ASKED.split():
         _, answer = looked_up(name, known)
-        words = re.sub(r"^is not \w+( here)?: ", "", answer).rstrip(".")
+        words = re.sub(r"^is not \w+( here)?: ", "", worded(answer)).rstrip(".")
         lines.append(f"| `{name}` | {in_code(words)} |")
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
 """Built-in model shapes by name: eight of our own for random weights, and published models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -19,6 +19,17 @@ def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
             f"'{nearest}', and a model of the Hugging Face Hub is named owner/name."
         )
     return PRESETS[name] if vocab_size is None else replace(PRESETS[name], vocab_size=vocab_size)
+
+
+def shape_lines() -> Iterator[str]:
+    """Yields a line about each built-in shape, for --help."""
+    width = max(map(len, PRESETS))
+    for name, shape in PRESETS.items():
+        layers = f"{shape.num_layers} layers of width {shape.embed_dim:,}"
+        heads = f"{shape.num_heads} query heads, {shape.num_kv_heads} KV heads"
+        experts = shape.experts
+        sparse = f", {experts.num_experts} experts" if experts else ""
+        yield f"  {name:<{width}}  {layers}, {heads}{sparse}"
 
 
 def _qwen3(

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "common": "",
     "models": "common",
     "rl": "common",
-    "config": "common",
+    "config": "common models.presets",
     "planning": "",
     "planning.lengths": "common planning.types",
     "planning.latency": "common planning.types",

@@ -25,6 +25,7 @@ from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import meant, no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
+from pat_jax.models.presets import shape_lines
 from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
@@ -35,6 +36,7 @@ OF_ITS_DATA = (
     *("eval.data", "warm_start.steps"),
 )
 DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that use this preset
+SHAPES = "Built-in shapes: architectures that --model names, which begin with random weights."
 
 Config = TypeVar("Config")
 
@@ -64,7 +66,8 @@ def parse(
     sources = _sources(presets)
     if asked := [i for i, word in enumerate(argv) if word in ("-h", "--help")]:
         page = "".join(word for word in argv[asked[0] + 1 :][:1] if not word.startswith("-"))
-        _answer(help_text(default, list(sources.values()), own, prog, page))
+        lists = {"model": [SHAPES, "", *shape_lines()]} if "model" in options else {}
+        _answer(help_text(default, list(sources.values()), own, prog, page, lists))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
     settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, options, default)

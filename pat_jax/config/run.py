@@ -62,8 +62,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     model: str = option("demo", GIVEN)
     """A Hugging Face checkpoint directory; a model of the Hugging Face Hub, owner/name or
-    owner/name@revision, which is taken from the cache of its client or downloaded there; or the
-    name of a built-in shape that starts from random weights."""
+    owner/name@revision, which is taken from the cache of its client or downloaded there; or a
+    built-in shape (--help model), which starts from random weights."""
     steps: int = option(100, STEPS)
     """Iterations: rollout, reward, update."""
     train: bool = True

@@ -88,8 +88,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     model: str = option("llama-3.1-8b", GIVEN)
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), of which
-    config.json and tokenizer are downloaded, or the name of a built-in shape such as
-    llama-3.1-8b."""
+    config.json and tokenizer are downloaded, or a built-in shape (--help model)."""
     target: str = option("h100:8", GIVEN)
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4,
     v5p:2x2x2; or a slice as Google names it, v5e-8."""

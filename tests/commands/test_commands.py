@@ -20,6 +20,7 @@ from runs import ROOT
 from pat_jax import __main__ as listing
 from pat_jax import __version__
 from pat_jax.common.run_command import run_command
+from pat_jax.models.presets import PRESETS as SHAPES
 
 
 @pytest.fixture
@@ -69,11 +70,32 @@ def test_every_option_is_on_exactly_one_page_of_the_help(printed, name: str):
         return re.findall(r"^  --(\S+)", text, re.MULTILINE)
 
     first = printed(name, "--help")
-    assert len(first.splitlines()) <= 200
+    assert len(first.splitlines()) <= 190
     further = " ".join(first.split()).rpartition("--help PAGE, of ")[2].partition(";")[0]
     pages = further.split(", ") if "--help PAGE, of " in " ".join(first.split()) else []
     found = [options(first), *(options(printed(name, "--help", page)) for page in pages)]
     assert sorted(chain.from_iterable(found)) == sorted(options(printed(name, "--help", "all")))
+
+
+def test_help_takes_a_second_at_most():
+    code = "import time, atexit; atexit.register(lambda: print(time.process_time()))\n"
+    code += "import sys; sys.argv = ['train', '--help']\nfrom pat_jax.train import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert float(done.stdout.split()[-1]) < 1.2
+
+
+def test_help_has_the_names_of_others_where_they_mean_the_same(printed):
+    assert (
+        "num_generations an integer (default: 8) [TRL num_generations; verl rollout.n]"
+        in printed("train", "--help")
+    )
+    assert "[TRL output_dir" in printed("sft", "--help")
+    assert "output_dir" not in printed("evaluate", "--help", "all")  # its --run_dir is read
+
+
+def test_the_built_in_shapes_are_a_page_of_the_help(printed):
+    text = printed("train", "--help", "model")
+    assert re.findall(r"^  (\S+)", text, re.MULTILINE) == list(SHAPES)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -10,6 +10,7 @@ from config_classes import CLASSES
 from pat_jax.common.errors import UserError
 from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
+from pat_jax.common.options.help import BESIDE
 from pat_jax.config import command_line as cli
 
 LISTS = yaml.safe_load(Path(__file__).with_name("foreign_options.yaml").read_text("utf-8"))
@@ -290,6 +291,30 @@ def test_a_word_of_verl_is_translated(word: str, written: str):
 )
 def test_a_word_without_an_option_of_ours_is_answered(word: str, sentence: str):
     assert mistake(word).startswith(sentence)
+
+
+def listed(title: str) -> set[str]:
+    lists = [one for each, one in LISTS.items() if each.startswith(title)]
+    return {name for one in lists for words in one.values() for name in words.split()}
+
+
+THEIRS = {"TRL": listed("TRL") | listed("transformers"), "verl": listed("verl")}
+
+
+def test_the_names_that_help_shows_beside_an_option_are_theirs_for_it():
+    for option, text in BESIDE.items():
+        for project, name in (each.split(" ") for each in text.split("; ")):
+            assert any(f".{each}".endswith(f".{name}") for each in THEIRS[project])
+            commands = [command for command, known in KNOWN.items() if option in known]
+            here = {names.looked_up(name, KNOWN[command])[0] for command in commands}
+            assert here & {option, option.removesuffix(".files"), option.removesuffix(".name")}
+
+
+@pytest.mark.parametrize("project", THEIRS)
+def test_help_shows_a_name_beside_each_option_that_has_one(project: str):
+    known = [one.name for one in options_of(CLASSES["train"]())]
+    found = {near for name in THEIRS[project] if (near := names.looked_up(name, known)[0])}
+    assert len(found) > 40 and {one for one in found if project not in BESIDE.get(one, "")} == set()
 
 
 @pytest.mark.parametrize("command", CLASSES)

@@ -105,6 +105,7 @@ class Option:
     short: str = ""  # the name of its section, if --SECTION alone also sets the option
     stands_for: Mapping[str, Mapping[str, Any]] | None = None  # see `stands_for`
     is_auto: bool = False  # see `auto`
+    beside: str = ""  # its names in other projects, for --help
 
     @property
     def section(self) -> str:

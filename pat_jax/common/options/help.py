@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path
@@ -12,23 +13,26 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import AUTO, Option
+from pat_jax.common.options.names import looked_up
 
 ALL = "all"
-MOST = 43  # options of a command that has no further pages
+MOST = 40  # options of a command that has no further pages
 _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("help_pages.yaml").read_text("utf-8"))
 _FIRST: Mapping[str, Sequence[str]] = {use: names.split() for use, names in _TABLE["first"].items()}
+BESIDE: Mapping[str, str] = _TABLE["beside"]
 _PAGES: Mapping[str, Sequence[str]] = {
     page: names.split() for page, names in _TABLE["pages"].items()
 }
 
 
-def pages(options: Sequence[Option]) -> dict[str, list[Option]]:
+def pages(options: Sequence[Option], command: str = "") -> dict[str, list[Option]]:
     """Returns the options by the page of --help that has them; the first page is called "". A
     command with few options has only that one."""
     if len(options) <= MOST:
         return {"": list(options)}
-    first = [name for names in _FIRST.values() for name in names]
+    usual = " ".join(" ".join(names) for names in _FIRST.values())
+    first = _TABLE["first_of"].get(command, usual).split()
     found: dict[str, list[Option]] = {"": []}
     for option in options:
         named = (page for page, names in _PAGES.items() if _is_among(option.name, names))
@@ -42,7 +46,12 @@ def _is_among(name: str, patterns: Iterable[str]) -> bool:
 
 
 def help_text(
-    config: object, sources: Sequence[Option], options: Sequence[Option], prog: str, page: str = ""
+    config: object,
+    sources: Sequence[Option],
+    options: Sequence[Option],
+    prog: str,
+    page: str = "",
+    lists: Mapping[str, Sequence[str]] = {},
 ) -> str:
     """Returns the text of --help, or of --help PAGE. Raises UserError if there is no such page.
 
@@ -50,28 +59,48 @@ def help_text(
       config: has the defaults; its class's docstring says what the command does.
       sources: options that stand for others, such as --config.
       page: the name of a page; "" is the first one, and "all" are all of them.
+      lists: lines of further pages by name, which have no options.
     """
-    by_page = pages(options)
+    options = list(_with_names(options))
+    by_page = pages(options, prog.rpartition(".")[2])
     further = [name for name in by_page if name]
+    if page in lists:
+        return "\n".join([f"{prog} --help {page}", "", *lists[page]])
     if page not in (ALL, *by_page):
-        raise UserError(
-            f"--help has no page {page!r}: expected one of {', '.join([*further, ALL])}."
-        )
+        names = ", ".join([*further, *lists, ALL])
+        raise UserError(f"--help has no page {page!r}: expected one of {names}.")
     if page and page != ALL:
         return "\n".join([f"{prog} --help {page}", "", *_by_section(config, by_page[page])][:-1])
-    names = ", ".join(f"--{option.name}" for option in sources)
     lines = [
         inspect.cleandoc(type(config).__doc__ or ""),
         "",
         _usage(sources, options, prog),
-        f"Later wins: defaults, {names}, the command line.",
+        _order(sources, options),
         "",
     ]
     if page == ALL or not further:
         return "\n".join([*lines, *_by_section(config, [*sources, *options])][:-1])
     lines += _by_use([*sources, *by_page[""]])
-    more = f"Other options: --help PAGE, of {', '.join(further)}; --help {ALL} shows every option."
+    names = ", ".join([*further, *lists])
+    more = f"Other options: --help PAGE, of {names}; --help {ALL} shows every option."
     return "\n".join([*lines, textwrap.fill(more, 100)])
+
+
+def _with_names(options: Sequence[Option]) -> Iterator[Option]:
+    """Yields the options with their names in TRL and verl, if these mean this option here."""
+    known = {name for option in options for name in (option.name, option.short) if name}
+    for option in options:
+        ours = (option.name, option.short)
+        texts = filter(None, BESIDE.get(option.name, "").split("; "))
+        here = [text for text in texts if looked_up(text.split()[1], known)[0] in ours]
+        yield replace(option, beside="; ".join(here))
+
+
+def _order(sources: Sequence[Option], options: Sequence[Option]) -> str:
+    names = ", ".join(f"--{option.name}" for option in sources)
+    has_sections = any(option.section for option in options)
+    bare = " The section of a name may be left out." if has_sections else ""
+    return f"Later wins: defaults, {names}, the command line.{bare}"
 
 
 def _by_use(options: Sequence[Option]) -> Iterator[str]:
@@ -94,7 +123,14 @@ def _by_section(config: object, options: Sequence[Option]) -> Iterator[str]:
 
 def _explained(option: Option) -> Iterator[str]:
     choices = f"One of {', '.join(_choices(option))}. " if _has_many(option) else ""
-    yield from (_headline(option), textwrap.fill(choices + option.help, 96, **_INDENT), "")
+    headline = _headline(option)
+    text = choices + option.help
+    beside = f" [{option.beside}]" if option.beside else ""
+    if len(headline + beside) <= 100:
+        headline += beside
+    else:
+        text += beside
+    yield from (headline, textwrap.fill(text, 96, **_INDENT), "")
 
 
 def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> str:

@@ -102,10 +102,14 @@ def unknown(
         given = "false"
         answer = answer.replace("is not needed", "is not offered", 1)
     if answer:
-        answer = _OPTION.sub(lambda found: write(found[1], found[2] or ""), answer)
-        return UserError(f"option {asked}{where} {answer}")
+        return UserError(f"option {asked}{where} {worded(answer, write)}")
     hint = f"did you mean {write(near, given)} (see --help)?" if near else ""
     return UserError(f"unknown option {asked}{where}: {hint or '--help all lists every option.'}")
+
+
+def worded(answer: str, write: Write = in_shell) -> str:
+    """Returns an answer of the table, with options and their values as the user writes them."""
+    return _OPTION.sub(lambda found: write(found[1], found[2] or ""), answer)
 
 
 def twice(one: str, other: str) -> UserError:
