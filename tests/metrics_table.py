@@ -9,7 +9,8 @@ STAND_INS = ("NAME", "CAUSE", "KEY", "SET", "K")
 
 def told_metrics() -> list[list[str]]:
     """The cells of each row: name, unit, meaning, TRL's name, verl's."""
-    rows = re.findall(r"^\| (`\w+/.*) \|$", PATH.read_text(encoding="utf-8"), re.MULTILINE)
+    names = PATH.read_text(encoding="utf-8").partition("## All names")[2]
+    rows = re.findall(r"^\| (`\w+/.*) \|$", names, re.MULTILINE)
     return [[cell.strip().strip("`") for cell in row.split("|")] for row in rows]
 
 
