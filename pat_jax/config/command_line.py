@@ -25,6 +25,7 @@ from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import meant, no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
+from pat_jax.models.presets import PRESETS as SHAPES
 from pat_jax.models.presets import shape_lines
 from pat_jax.version import __version__
 
@@ -36,7 +37,7 @@ OF_ITS_DATA = (
     *("eval.data", "warm_start.steps"),
 )
 DEMO_MODELS = (DEMO, "demo-moe", "demo-bigmac")  # built-in shapes that use this preset
-SHAPES = "Built-in shapes: architectures that --model names, which begin with random weights."
+OF_SHAPES = "Built-in shapes: architectures that --model names, which begin with random weights."
 
 Config = TypeVar("Config")
 
@@ -66,7 +67,7 @@ def parse(
     sources = _sources(presets)
     if asked := [i for i, word in enumerate(argv) if word in ("-h", "--help")]:
         page = "".join(word for word in argv[asked[0] + 1 :][:1] if not word.startswith("-"))
-        lists = {"model": [SHAPES, "", *shape_lines()]} if "model" in options else {}
+        lists = {"model": [OF_SHAPES, "", *shape_lines()]} if "model" in options else {}
         _answer(help_text(default, list(sources.values()), own, prog, page, lists))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
@@ -191,6 +192,7 @@ def _settings(
         return settings, {}
     named = [text for name, (text, *_) in words if name == "preset"]
     model = settings["model"].texts[0] if "model" in settings else DEMO
+    _check_kinds(named[-1] if named else DEMO, model, preset_names(presets))
     has_data = any(name.partition(".")[0] == "data" for name in settings)
     if not named and (has_data or model not in DEMO_MODELS):
         return settings, {}
@@ -199,6 +201,18 @@ def _settings(
     if "data.files" in settings:
         of_preset = {name: one for name, one in of_preset.items() if name not in OF_ITS_DATA}
     return settings, {name: one for name, one in of_preset.items() if name not in settings}
+
+
+def _check_kinds(preset: str, model: str, presets: Sequence[str]) -> None:
+    """Raises OptionError if a shape is given as a preset, or a preset as a model."""
+    if preset in SHAPES and preset not in presets:
+        raise OptionError(
+            "preset", preset, f"a ready-made run; for this shape write --model {preset}"
+        )
+    if model in presets and model not in SHAPES and not Path(model).exists():
+        raise OptionError(
+            "model", model, f"a model; for this ready-made run write --preset {model}"
+        )
 
 
 def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Setting]:

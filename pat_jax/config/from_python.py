@@ -9,7 +9,7 @@ means, nor its valid values: `command_line.parse` reads the words, with the same
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import yaml
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.options.declared import NONE_OF_MANY, Option, options_of
 from pat_jax.common.options.files import preset_names
-from pat_jax.common.options.names import meant, resolved, twice
+from pat_jax.common.options.names import is_of_policy, looked_up, meant, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.run import RunConfig
@@ -71,7 +71,7 @@ def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list
 
 def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[str]:
     given: dict[str, tuple[str, object]] = {}
-    for name, value in _flat(options, "", {name.rpartition(".")[0] for name in known} - {""}):
+    for name, value in _flat(options, "", known):
         ours = _resolved(name, value, known)
         before, other = given.setdefault(ours, (name, value))
         if {before, name} - known.keys() and before != name and shown(other) != shown(value):
@@ -89,14 +89,23 @@ def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[
 
 
 def _flat(
-    options: Mapping[str, Any], prefix: str, sections: Collection[str]
+    options: Mapping[str, Any], prefix: str, known: Mapping[str, Option]
 ) -> Iterator[tuple[str, Any]]:
     """Yields each option by its dotted name; those of a section may be in a mapping."""
     for key, value in options.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" in sections:
-            yield from _flat(value, f"{prefix}{key}.", sections)
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and _is_section(name, value, known):
+            yield from _flat(value, f"{name}.", known)
         else:
-            yield f"{prefix}{key}", value
+            yield name, value
+
+
+def _is_section(name: str, value: Mapping[str, Any], known: Mapping[str, Option]) -> bool:
+    """Whether options are in the mapping: ours, or others that there is an answer to."""
+    if any(each.startswith(f"{name}.") for each in known):
+        return True
+    is_ours = bool(meant(name, known)) or hasattr(value, "column_names")
+    return not is_ours and any(any(looked_up(f"{name}.{key}", known)) for key in value)
 
 
 def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
@@ -105,7 +114,7 @@ def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
 
     def write(option: str, text: str) -> str:
         leaf = option.rpartition(".")[2]
-        is_alone = "." not in name and meant(leaf, known) == [option]
+        is_alone = "." not in name and is_of_policy(option) and meant(leaf, known) == [option]
         text = text if text in ("", literal) else repr(yaml.safe_load(text))
         return _written(leaf if is_alone else option, text)
 

@@ -225,6 +225,12 @@ def test_an_unknown_preset_names_those_there_are():
     )
 
 
+def test_a_shape_and_a_preset_are_told_apart():
+    assert "--model qwen3-30b-a3b" in mistake("--preset", "qwen3-30b-a3b")
+    assert "--preset qwen2.5-0.5b" in mistake("--model", "qwen2.5-0.5b", "--data", "d.jsonl")
+    assert cli.parse(["--preset", "qwen3-8b", *GIVEN, "--model", "qwen3-8b"]).model == "qwen3-8b"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

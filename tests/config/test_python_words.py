@@ -18,6 +18,12 @@ class Rows:
     column_names = ("prompt",)
 
 
+class Splits(dict):
+    """As `datasets.DatasetDict`."""
+
+    column_names = ("train",)
+
+
 def refused(**options: object) -> str:
     with pytest.raises(UserError) as caught:
         pat_jax.train(**options)  # pyright: ignore[reportArgumentType]
@@ -45,7 +51,7 @@ def refused(**options: object) -> str:
         ({"resume_from_checkpoint": "x"}, "resume=True continues the run in run_dir"),
         ({"use_vllm": True}, "option use_vllm=True is not needed: responses are generated"),
         ({"processing_class": Rows()}, "option processing_class=... is not needed"),
-        ({"peft_config": Rows()}, "rank above 0 trains adapters"),
+        ({"peft_config": Rows()}, "lora={'rank': ...} above 0 trains adapters"),
         (
             {"qqqq": object()},
             "unknown option qqqq=...: --help all of a command lists every option.",
@@ -55,3 +61,8 @@ def refused(**options: object) -> str:
 )
 def test_a_name_that_is_none_is_answered_with_arguments(options: dict, words: str):
     assert words in refused(**options)
+
+
+def test_a_run_s_sections_are_answered_for_a_plan():
+    with pytest.raises(UserError, match=r"did you mean num_generations=8\?"):
+        pat_jax.plan({"rollout": {"num_generations": 8}})

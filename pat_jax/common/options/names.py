@@ -79,6 +79,11 @@ def _is_section(name: str, known: Collection[str]) -> bool:
     return any(each.startswith(f"{name}.") for each in known)
 
 
+def is_of_policy(name: str) -> bool:
+    """Whether the last part of a name says enough: of how the policy generates and learns."""
+    return _use(name) <= 1
+
+
 def _use(name: str) -> int:
     return _BY_USE.get(name.rpartition(".")[0], _OTHERWISE)
 
