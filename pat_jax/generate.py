@@ -22,7 +22,7 @@ from pat_jax.config.from_python import Config, words
 from pat_jax.run.process.in_process import in_program
 
 if TYPE_CHECKING:
-    from pat_jax.batch_generation.answers import Result
+    from pat_jax.batch_generation.answers import Answer
     from pat_jax.batch_generation.prompts import PromptLike
     from pat_jax.batch_generation.text_session import TextSession
     from pat_jax.run.results.saved_run import SavedRun
@@ -47,11 +47,11 @@ def generate(
     *,
     run: "SavedRun | str | Path | None" = None,
     **options: Any,
-) -> "list[Result]":
+) -> "list[Answer]":
     """Completes prompts, as `python -m pat_jax.generate` does.
 
-        for result in pat_jax.generate(["Once upon a time"], model=folder, temperature=0):
-            print(result.text, result.finish_reason)
+        for answer in pat_jax.generate(["Once upon a time"], model=folder, temperature=0):
+            print(answer.text, answer.finish_reason)
 
     Args:
       prompts: a list of texts to continue, chats (lists of messages), token ids, or dictionaries
@@ -62,14 +62,14 @@ def generate(
         `out` the results are written to that file, too.
 
     Returns:
-      The results in the order of the prompts, each sample one: its text, token ids, finish reason,
-      log-probabilities if they are asked for, and the number of its prompt. A wrong prompt has an
-      `error` in its result; other prompts are not affected.
+      The answers in the order of the prompts, one for each sample: text, token ids, finish reason,
+      log-probabilities if they are asked for, and the number of its prompt. The answer to a wrong
+      prompt has an `error`; other prompts are not affected.
 
     Raises:
       UserError: one sentence about what is wrong.
     """
-    from pat_jax.batch_generation.answers import Result
+    from pat_jax.batch_generation.answers import Answer
     from pat_jax.batch_generation.prompts import GivenPrompts
     from pat_jax.commands import generate as command
 
@@ -84,7 +84,7 @@ def generate(
         if options_given.resume and not options_given.out:
             raise OptionError("resume", True, "with it the file to go on with, in out")
         results = command.generate(options_given, given, saved)
-        return [Result(**row) for row in results.read()]
+        return [Answer(**row) for row in results.read()]
 
 
 def session(

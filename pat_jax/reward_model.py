@@ -4,23 +4,19 @@ The loop is that of supervised fine-tuning, in `run/sft/loop.py`. From Python, u
 `pat_jax.reward_model(...)`.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.commands.fine_tune import fine_tune, fine_tuned
+from pat_jax.commands.runs import RunCommand
 from pat_jax.common.run_command import make_callable, run_command
-from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config
 from pat_jax.config.sft import RewardModelConfig
 
 if TYPE_CHECKING:
     from pat_jax.run.results.saved_run import SavedRun
 
-COMMAND = "reward_model"
-read = partial(
-    parse, config_class=RewardModelConfig, prog=f"python -m pat_jax.{COMMAND}", presets=None
-)
-main = partial(fine_tune, COMMAND, read)
+COMMAND = RunCommand("reward_model", RewardModelConfig, "fine_tune")
+read = COMMAND.read
+main = COMMAND.main
 
 
 def reward_model(config: Config = None, **options: Any) -> "SavedRun":
@@ -31,20 +27,10 @@ def reward_model(config: Config = None, **options: Any) -> "SavedRun":
 
     What it exports is a reward: `pat_jax.train(reward="model:judge", ...)`.
 
-    Args:
-      config: a YAML file, or a dictionary of options.
-      options: win over `config`, by the names that `python -m pat_jax.reward_model --help` lists;
-        sections are dictionaries. `data` and `eval={"data": ...}` take rows instead of files: a
-        list of dictionaries, or a datasets.Dataset. The run's folder keeps them for its resumption.
-
-    Returns:
-      The run's folder, with what it has left there.
-
-    Raises:
-      UserError: one sentence about what is wrong.
-      KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
+    Arguments, result and errors are as those of `pat_jax.sft`; `python -m pat_jax.reward_model --help`
+    lists the options.
     """
-    return fine_tuned(COMMAND, read, RewardModelConfig, config, options)
+    return COMMAND(config, options)
 
 
 make_callable(__name__, reward_model)

@@ -3,21 +3,19 @@
 The loop is in `run/sft/loop.py`. From Python, use `pat_jax.sft(...)`.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.commands.fine_tune import fine_tune, fine_tuned
+from pat_jax.commands.runs import RunCommand
 from pat_jax.common.run_command import make_callable, run_command
-from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config
 from pat_jax.config.sft import SftConfig
 
 if TYPE_CHECKING:
     from pat_jax.run.results.saved_run import SavedRun
 
-COMMAND = "sft"
-read = partial(parse, config_class=SftConfig, prog=f"python -m pat_jax.{COMMAND}", presets=None)
-main = partial(fine_tune, COMMAND, read)
+COMMAND = RunCommand("sft", SftConfig, "fine_tune")
+read = COMMAND.read
+main = COMMAND.main
 
 
 def sft(config: Config = None, **options: Any) -> "SavedRun":
@@ -41,7 +39,7 @@ def sft(config: Config = None, **options: Any) -> "SavedRun":
       UserError: one sentence about what is wrong.
       KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
     """
-    return fine_tuned(COMMAND, read, SftConfig, config, options)
+    return COMMAND(config, options)
 
 
 make_callable(__name__, sft)

@@ -3,18 +3,14 @@
 The loop is in `run/loop.py`. From Python, use `pat_jax.train(...)`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
-from pat_jax.config.command_line import PRESETS, parse
+from pat_jax.commands.runs import RunCommand
+from pat_jax.common.run_command import make_callable, run_command
+from pat_jax.config.command_line import PRESETS
 from pat_jax.config.from_python import Config
 from pat_jax.config.run import RunConfig
-from pat_jax.run.files.folder import options_of_run
-from pat_jax.run.process.in_process import in_program
-from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
-from pat_jax.run.start.given_rows import GivenRows
 
 if TYPE_CHECKING:
     from pat_jax.rl.algorithm.losses import Loss
@@ -23,15 +19,8 @@ if TYPE_CHECKING:
 Reward = str | Callable[..., Any]
 
 
-def main() -> None:
-    try:
-        with StopSignals() as signals:
-            config = options_of_run(sys.argv[1:], parse)
-            from pat_jax.commands.train import run  # and JAX, once the options are right
-
-            run(config, signals, GivenRows())
-    except Stopped as stop:
-        leave(stop.exit_code)
+COMMAND = RunCommand("train", RunConfig, "train", PRESETS)
+main = COMMAND.main
 
 
 def train(
@@ -65,20 +54,14 @@ def train(
       UserError: one sentence about what is wrong.
       KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
     """
-    from pat_jax.commands.train import run
-    from pat_jax.run.results.saved_run import SavedRun
     from pat_jax.run.start.sent_code import loss_of, rewards_of
 
-    with in_one_sentence(), in_program() as signals:
-        asked = dict(options)
-        if reward is not None:
-            asked["reward"] = rewards_of(reward)
-        if loss is not None:
-            asked["algorithm.loss"] = loss_of(loss)
-        rows = GivenRows()
-        config_of_run = options_of_run(rows.words(config, asked, RunConfig, PRESETS), parse)
-        folder = run(config_of_run, signals, rows)
-    return SavedRun(folder)
+    asked = dict(options)
+    if reward is not None:
+        asked["reward"] = rewards_of(reward)
+    if loss is not None:
+        asked["algorithm.loss"] = loss_of(loss)
+    return COMMAND(config, asked)
 
 
 make_callable(__name__, train)

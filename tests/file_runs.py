@@ -35,16 +35,16 @@ def made(*options: str, command: ModuleType = sft) -> SftSetup:
     return build(config, jax.devices()[: config.devices])
 
 
-def whole_run(setup: SftSetup, command: str = sft.COMMAND) -> Position:
+def whole_run(setup: SftSetup) -> Position:
     """Runs the command's loop; returns where it ended."""
-    run = SftRun(setup, StopSignals(), command)
+    run = SftRun(setup, StopSignals())
     ended = run.run()
     run.files.release()
     return ended
 
 
-def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:
-    run = SftRun(setup, StopSignals(), command)
+def to_the_end(setup: SftSetup) -> Whole:
+    run = SftRun(setup, StopSignals())
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:
     return Whole(Path(setup.config.run_dir), setup, params, begun, compiled)
 
 
-def stop_at(step: int, setup: SftSetup, command: str = "sft") -> None:
+def stop_at(step: int, setup: SftSetup) -> None:
     """Begins a run to which a signal comes at the beginning of a step."""
     draw, steps = setup.examples.draw, count()
 
@@ -69,7 +69,7 @@ def stop_at(step: int, setup: SftSetup, command: str = "sft") -> None:
         return draw(position, size)
 
     with pytest.raises(Stopped), StopSignals() as signals, pytest.MonkeyPatch.context() as patch:
-        run = SftRun(setup, signals, command)
+        run = SftRun(setup, signals)
         patch.setattr(setup.examples, "draw", draw_and_stop)
         run.run()
     run.files.release()

@@ -14,30 +14,17 @@ _INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character
 
 @dataclass(frozen=True)
 class Answer:
-    """One sampled response to a prompt."""
+    """One sampled response to a prompt, with the fields of a line of a results file."""
 
+    line: int  # number of the prompt, from 1
+    sample: int  # number of the response among those to the prompt, from 0
     text: str | None  # None: the model has no tokenizer
     token_ids: list[int]
     finish_reason: str  # stop, length or error
+    usage: Mapping[str, int]  # numbers of prompt_tokens and completion_tokens
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # by token, if asked for
     error: str = ""  # one sentence if the response could not be completed
-
-
-@dataclass(frozen=True)
-class Result(Answer):
-    """A response as a results file has it.
-
-    Attributes:
-      line: number of the prompt, from 1; of a file, that of its line.
-      sample: number of the response among those to the prompt, from 0.
-      usage: numbers of `prompt_tokens` and `completion_tokens`.
-      id, metadata: fields of the prompt's line.
-    """
-
-    line: int = 0
-    sample: int = 0
-    usage: Mapping[str, int] = field(default_factory=dict)
-    id: Any = None
+    id: Any = None  # of the prompt's line, as is metadata
     metadata: Any = None
 
 

@@ -68,6 +68,15 @@ class BatchJob:
         self.num_tokens = 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
+    def check(self) -> None:
+        """Raises UserError with one sentence about the first prompt that is invalid."""
+        for number, line in self.prompts:
+            for entry, error in self._entries(number, line):
+                if entry.ask is not None:
+                    error = self.session.complaint(self._request(entry, entry.ask))
+                if error:
+                    raise UserError(f"{self.prompts.where(number)}: {error}")
+
     def run(self) -> str:
         """Generates and writes all results. Returns a sentence about how many there are."""
         start = time.perf_counter()
@@ -98,13 +107,16 @@ class BatchJob:
                         self._finish(place, failed(f"{self.prompts.where(number)}: {error}"))
                     else:
                         self.places.append(place)
-                        yield entry.ask.request(self.seed, entry.line, entry.sample)
+                        yield self._request(entry, entry.ask)
                 place += 1
         if place < len(self.results.done):
             raise UserError(
                 f"{self.results.path} has {len(self.results.done)} results, but {self.prompts.name} asks for "
                 f"{place}: expected the prompts that they are of; choose another --out."
             )
+
+    def _request(self, entry: Entry, ask: LineRequest) -> Request:
+        return ask.request(self.seed, entry.line, entry.sample)
 
     def _entries(self, number: int, line: bytes | dict[str, Any]) -> Iterator[tuple[Entry, str]]:
         given: dict[str, Any] = {}

@@ -7,16 +7,12 @@ weights come from.
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from pat_jax.batch_generation.answers import Answer, describe
+from pat_jax.batch_generation.answers import Answer
+from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
 from pat_jax.batch_generation.prompts import GivenPrompts, PromptLike
-from pat_jax.common.bars import bar
-from pat_jax.common.errors import UserError
+from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
 from pat_jax.rl.text.tokenizer import Tokenizer
 
@@ -55,44 +51,25 @@ class TextSession:
         Raises:
           UserError: a prompt is invalid; one sentence about the first. Nothing is generated.
         """
-        asks = [self._ask(i, line) for i, line in GivenPrompts(prompts, sampling)]
-        owners = [(i, sample) for i, ask in enumerate(asks) for sample in range(ask.num_samples)]
-        requests = [self._request(asks[i], i + 1, sample) for i, sample in owners]
-        finders = [asks[i].finder(self.tokenizer) for i, _ in owners]
-
-        def watch(i: int, tokens: np.ndarray) -> bool:
-            finder = finders[i]
-            return finder is not None and finder.has_stopped(tokens)
-
-        found: list[list[Answer]] = [[] for _ in asks]
-        names = [f"prompt {i + 1}" for i, _ in owners]
-        stream = self.session.stream(requests, watch=watch, name=lambda i: names[i])
-        done = dict(bar(stream, total=len(requests), unit="response"))
-        for k, (i, _) in enumerate(owners):
-            wants = asks[i].wants_logprobs
-            fields = describe(done[k], self.tokenizer, finders[k], wants_logprobs=wants)
-            found[i].append(Answer(**fields))
+        given = GivenPrompts(prompts, sampling)
+        kept = ResultFile(None, resume=False)
+        job = BatchJob(
+            given,
+            self.seed,
+            self.session,
+            self.tokenizer,
+            self._overrides,
+            self._recommended,
+            kept,
+        )
+        job.check()
+        job.run()
+        found: list[list[Answer]] = [[] for _ in given]
+        for result in kept.read():
+            found[result["line"] - 1].append(Answer(**result))
         return found
 
     @property
     def rollout(self) -> RolloutTrace:
         """The trace of the newest rollout: layouts, switches and running requests over time."""
         return self.session.report.trace
-
-    def _ask(self, number: int, line: dict[str, Any]) -> LineRequest:
-        try:
-            return parse_ask(
-                line,
-                self._overrides,
-                self._recommended,
-                self.tokenizer,
-                max_length=self.session.max_length,
-            )
-        except ValueError as error:
-            raise UserError(f"prompt {number}: {error}") from None
-
-    def _request(self, ask: LineRequest, number: int, sample: int) -> Request:
-        request = ask.request(self.seed, number, sample)
-        if complaint := self.session.complaint(request):
-            raise UserError(f"prompt {number}: {complaint}")
-        return request

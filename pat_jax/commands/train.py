@@ -1,6 +1,6 @@
 """The command `train`: trains a policy by reinforcement learning."""
 
-from pat_jax.commands.data_files import data_files, with_files
+from pat_jax.commands.runs import data_files, with_files
 from pat_jax.common.devices import configure
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig

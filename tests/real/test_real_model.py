@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pat_jax
-from pat_jax.batch_generation.text_session import Answer
+from pat_jax.batch_generation.answers import Answer
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter

@@ -18,7 +18,7 @@ from runs import SMALL_ROLLOUT, json_lines, named, write_checkpoint, write_probl
 import pat_jax
 from pat_jax import UserError
 from pat_jax.commands import train
-from pat_jax.commands.data_files import data_files, with_files
+from pat_jax.commands.runs import data_files, with_files
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.files.folder import CONFIG_FILE, ROWS, changed_options, options_of_run

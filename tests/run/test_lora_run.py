@@ -108,7 +108,7 @@ def learn_pairs(folder: Path, start: Path, judge: Path) -> None:
     words = ["--model", str(start), "--data", str(data), "--checkpoint.export_dir", str(judge)]
     words += ["--run_dir", str(folder / "pairs")]
     setup = made(*PAIRS.split(), *words, command=reward_model)
-    to_the_end(setup, reward_model.COMMAND)
+    to_the_end(setup)
 
 
 @pytest.mark.slow  # three runs

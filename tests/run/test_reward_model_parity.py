@@ -131,7 +131,7 @@ def test_a_run_exports_what_makes_them_so(tmp_path: Path):
     """Nothing names a token to pad with: it is the end of each text."""
     base = write_base(tmp_path / "base", None, None, with_template=False)
     given = made(*options(base, tmp_path), command=reward_model)
-    whole_run(given, reward_model.COMMAND)
+    whole_run(given)
     assert_same_scores(tmp_path / "rm", 0, with_template=False)
 
 
@@ -218,7 +218,7 @@ def trained_here(trained_on: tuple[Path, Path, Path], folder: Path) -> SftSetup:
     words += ["--optimizer.schedule", "constant", "--optimizer.weight_decay", "0"]
     words += ["--optimizer.b2", "0.999", "--max_length", str(MOST), "--run_dir", str(folder)]
     setup = made(*words, command=reward_model)
-    whole_run(setup, reward_model.COMMAND)
+    whole_run(setup)
     return setup
 
 

@@ -294,7 +294,7 @@ def of_pairs(pair_options, tmp_path_factory, request) -> Whole:
     options += ["--lora.rank", "4"] * ("lora" in kind)
     command = sft if "dpo" in kind else reward_model
     options += ["--loss", "dpo"] * ("dpo" in kind)
-    return to_the_end(made(*options, command=command), command.COMMAND)
+    return to_the_end(made(*options, command=command))
 
 
 def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
@@ -342,12 +342,12 @@ def test_a_stopped_run_on_pairs_goes_on_bit_for_bit(of_pairs: Whole, tmp_path, c
     module = reward_model if of_pairs.setup.policy.config.head == "scalar" else sft
     monkeypatch.setattr(SftRun, "compile", lambda run: 0.0)
     setup = replace(of_pairs.setup, config=replace(command, run_dir=str(folder)))
-    stop_at(7, setup, module.COMMAND)
-    again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
+    stop_at(7, setup)
+    again = f"go on with: python -m pat_jax.{module.COMMAND.name} --resume"
     assert again in capsys.readouterr().err
 
     resumed = made("--resume", "--run_dir", str(folder), command=module)
-    run = SftRun(replace(resumed, roles=of_pairs.setup.roles), StopSignals(), module.COMMAND)
+    run = SftRun(replace(resumed, roles=of_pairs.setup.roles), StopSignals())
     ended = run.learn(run.begin())
     assert_same_bits(jax.device_get(ended.state.params), of_pairs.params)
     run.files.release()

@@ -79,13 +79,14 @@ class Position:
 class SftRun:
     """One run that learns from files, from compilation to the export."""
 
-    def __init__(self, setup: SftSetup, signals: StopSignals, command: str = "sft"):
+    def __init__(self, setup: SftSetup, signals: StopSignals):
         self.setup = setup
         self.trainer = setup.trainer
         self.lessons = setup.lessons
         self.config = setup.config
         self.signals = signals
         self.learning_rate = setup.roles.learning_rates[self.trainer.name]
+        command = "reward_model" if self.lessons.HEAD == "scalar" else "sft"
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
         notify = self.files.progress.print
