@@ -102,7 +102,6 @@ def session(
       options: win over `config`. Their names are those of `python -m pat_jax.generate --help`,
         except the ones about files. Sampling options are defaults for `TextSession.generate`.
     """
-    from pat_jax.batch_generation.text_session import TextSession
     from pat_jax.commands.generate import prepared
 
     with in_one_sentence():
@@ -111,9 +110,7 @@ def session(
         for field in fields(asked):
             if field.name in _OF_FILES and getattr(asked, field.name) != field.default:
                 raise OptionError(field.name, getattr(asked, field.name), _NO_FILES)
-        parts = prepared(asked, saved)
-        session = parts.open()
-        return TextSession(session, parts.tokenizer, asked.overrides, parts.recommended, asked.seed)
+        return prepared(asked, saved).open()
 
 
 def _of_run(

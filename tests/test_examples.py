@@ -16,7 +16,7 @@ from runs import QWEN3, ROOT, SMALL_ROLLOUT, TINY, write_checkpoint
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask
-from pat_jax.batch_generation.prompts import read_lines
+from pat_jax.batch_generation.prompts import PromptFile
 from pat_jax.config.command_line import parse
 from pat_jax.config.sft import RewardModelConfig, SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
@@ -66,7 +66,7 @@ def test_problems_can_be_asked(model: Path):
 
 def test_prompts_can_be_continued(model: Path):
     tokenizer, nothing = HuggingFaceTokenizer(str(model)), SamplingOverrides()
-    lines = [json.loads(line) for _, line in read_lines(EXAMPLES / "prompts.jsonl")]
+    lines = [json.loads(line) for _, line in PromptFile(EXAMPLES / "prompts.jsonl")]
     asks = [parse_ask(line, nothing, nothing, tokenizer, max_length=2048) for line in lines]
     assert len(asks) == 3
 

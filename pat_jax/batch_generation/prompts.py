@@ -19,14 +19,29 @@ PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Ma
 
 
 class PromptFile:
-    """The lines of a prompts file, with their numbers."""
+    """The lines of a prompts file."""
 
     def __init__(self, path: Path):
         self.name = str(path)
         self._path = path
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return read_lines(self._path)
+        """Yields the number, from 1, and the bytes of each line that is not blank. Raises UserError
+        if the file cannot be read."""
+        path = self._path
+        try:
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
+            with path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    if line.strip():
+                        yield number, line
+        except OSError as error:
+            raise UserError(
+                f"option --prompts is {self.name!r}: the file cannot be read ({error.strerror}); expected "
+                "a file of JSON lines."
+            ) from None
 
     def where(self, number: int) -> str:
         return f"{self.name}, line {number}"
@@ -71,24 +86,6 @@ def _line(number: int, prompt: PromptLike) -> dict[str, Any]:
     is_chat = any(isinstance(each, Mapping) for each in prompt)
     plain = [each.item() if isinstance(each, np.generic) else each for each in prompt]
     return {"messages" if is_chat else "token_ids": plain}
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number, from 1, and the bytes of each line that is not blank. Raises UserError if
-    the file cannot be read."""
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise UserError(
-            f"option --prompts is {str(path)!r}: the file cannot be read ({error.strerror}); expected "
-            "a file of JSON lines."
-        ) from None
 
 
 def parse_object(line: bytes | dict[str, Any]) -> dict[str, Any]:

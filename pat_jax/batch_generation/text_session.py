@@ -10,7 +10,7 @@ from typing import Any
 from pat_jax.batch_generation.answers import Answer
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompts import GivenPrompts, PromptLike
+from pat_jax.batch_generation.prompts import GivenPrompts, PromptLike, Prompts
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.engine.session import Session
@@ -53,21 +53,25 @@ class TextSession:
         """
         given = GivenPrompts(prompts, sampling)
         kept = ResultFile(None, resume=False)
-        job = BatchJob(
-            given,
-            self.seed,
-            self.session,
-            self.tokenizer,
-            self._overrides,
-            self._recommended,
-            kept,
-        )
+        job = self.job(given, kept)
         job.check()
         job.run()
         found: list[list[Answer]] = [[] for _ in given]
         for result in kept.read():
             found[result["line"] - 1].append(Answer(**result))
         return found
+
+    def job(self, prompts: Prompts, results: ResultFile) -> BatchJob:
+        """Returns a job that completes `prompts` and writes to `results`."""
+        return BatchJob(
+            prompts,
+            self.seed,
+            self.session,
+            self.tokenizer,
+            self._overrides,
+            self._recommended,
+            results,
+        )
 
     @property
     def rollout(self) -> RolloutTrace:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.batch_generation.config import GenerateConfig, Reach
-from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask, reach
 from pat_jax.batch_generation.prompts import PromptFile, Prompts
 from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
@@ -19,7 +19,6 @@ from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ChatOptions
-from pat_jax.engine.session import Session
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.rl.text.tokenizer import Chat, Tokenizer
 from pat_jax.run.files.hub_names import go_on_with_names
@@ -56,18 +55,10 @@ def generate(
     with ResultFile(Path(config.out) if config.out else None, resume=config.resume) as results:
         tell(parts.setup.engine.drafting)
         session = parts.open()
-        job = BatchJob(
-            prompts,
-            config.seed,
-            session,
-            parts.tokenizer,
-            config.overrides,
-            parts.recommended,
-            results,
-        )
-        tell(job.run())
-        if parts.setup.engine.specs.drafts.num_draft_tokens and session.report.bursts:
-            tell(session.drafts.words)
+        tell(session.job(prompts, results).run())
+        engine = session.session
+        if parts.setup.engine.specs.drafts.num_draft_tokens and engine.report.bursts:
+            tell(engine.drafts.words)
     return results
 
 
@@ -80,8 +71,10 @@ class Prepared:
     tokenizer: Tokenizer | None
     recommended: SamplingOverrides
 
-    def open(self) -> Session:
-        return self.setup.open(max_length=self.config.max_length)
+    def open(self) -> TextSession:
+        config = self.config
+        session = self.setup.open(max_length=config.max_length)
+        return TextSession(session, self.tokenizer, config.overrides, self.recommended, config.seed)
 
 
 def prepared(

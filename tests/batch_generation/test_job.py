@@ -14,7 +14,7 @@ from runs import write_checkpoint
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompts import PromptFile, read_lines
+from pat_jax.batch_generation.prompts import PromptFile
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError
@@ -219,7 +219,7 @@ def test_a_byte_order_mark_and_copied_fields(tokenizer, tmp_path: Path):
     assert result["metadata"] == {"a": [float("inf"), "\udfff"]}
     path = tmp_path / "b.jsonl"
     path.write_bytes(b"\xef\xbb\xbf{}\n\n[]")
-    assert list(read_lines(path)) == [(1, b"{}\n"), (3, b"[]")]
+    assert list(PromptFile(path)) == [(1, b"{}\n"), (3, b"[]")]
 
 
 @pytest.mark.slow  # `test_chat_template.py` ends it

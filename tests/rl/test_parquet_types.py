@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from row_writing import rows_of
 
-from pat_jax.batch_generation.prompt_lines import read_lines
+from pat_jax.batch_generation.prompts import PromptFile
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
 from pat_jax.common.run_command import in_one_sentence
@@ -118,7 +118,7 @@ READERS = {
     "examples": lambda path: rows_of(path, ExampleSchema()),
     "pairs": lambda path: rows_of(path, PairSchema()),
     "text": read_text_file,
-    "prompts": lambda path: list(read_lines(path)),
+    "prompts": lambda path: list(PromptFile(path)),
     "results": lambda path: ResultFile(path, resume=True),
     "options": lambda path: parse(["--config", str(path)]),
     "profile": read_profile,
