@@ -27,8 +27,8 @@ def reward_model(config: Config = None, **options: Any) -> "SavedRun":
 
     What it exports is a reward: `pat_jax.train(reward="model:judge", ...)`.
 
-    Arguments, result and errors are as those of `pat_jax.sft`; `python -m pat_jax.reward_model --help`
-    lists the options.
+    Arguments, result and errors are as those of `pat_jax.sft`. The options are those that
+    `python -m pat_jax.reward_model --help` lists.
     """
     return COMMAND(config, options)
 

@@ -9,7 +9,6 @@ import numpy as np
 from pat_jax.commands.simulate import write
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent, text_table
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -72,9 +71,7 @@ def path_regret(config: SimulateConfig) -> PathRegret:
             "older version, or the run was stopped in it; take one of a run that went through."
         )
     latency = read_profile(profile).latency
-    options = run.config
-    assert isinstance(options, RunConfig), "only runs of train have rollouts"
-    rollout = options.rollout
+    rollout = run.config.rollout
     splits = splits_of(latency)
     if missing := set(trace.path) - set(map(str, splits)):
         raise UserError(

@@ -63,8 +63,8 @@ class SavedRun:
         return run if isinstance(run, SavedRun) else cls(run)
 
     @property
-    def config(self) -> RunConfig | SftConfig | RewardModelConfig:
-        """The options of the run: those of `train`, `sft` or `reward_model`."""
+    def config(self) -> Any:
+        """The options of the run, of the class RunConfig, SftConfig or RewardModelConfig."""
         path = self.folder / CONFIG_FILE
         text = path.read_text(encoding="utf-8", errors="replace")
         kind = next((kind for kind, own in _OWN.items() if f"\n{own}:" in text), RunConfig)
