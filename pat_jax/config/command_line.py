@@ -17,6 +17,7 @@ from pat_jax.common.options.declared import (
     NONE_OF_MANY,
     Option,
     build,
+    named,
     options_of,
     ordered_fields,
 )
@@ -63,7 +64,7 @@ def parse(
     """
     default = config_class()
     own = list(options_of(default))
-    options = {name: option for option in own for name in (option.name, option.short) if name}
+    options = named(own)
     sources = _sources(presets)
     if asked := [i for i, word in enumerate(argv) if word in ("-h", "--help")]:
         page = "".join(word for word in argv[asked[0] + 1 :][:1] if not word.startswith("-"))
@@ -220,8 +221,7 @@ def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Se
     a run's."""
     if not hasattr(config, "of_run"):
         return expanded(read_yaml(Path(path), path, options), options)
-    of_runs = {option.name: option for option in options_of(RunConfig())}
-    of_runs |= {option.short: option for option in of_runs.values() if option.short}
+    of_runs = named(options_of(RunConfig()))
     found = read_yaml(Path(path), path, {**of_runs, **options})
     if found.keys() <= options.keys():
         return expanded(found, options)

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.options.declared import NONE_OF_MANY, Option, options_of
+from pat_jax.common.options.declared import NONE_OF_MANY, Option, named, options_of
 from pat_jax.common.options.files import preset_names
-from pat_jax.common.options.names import is_of_policy, looked_up, meant, resolved, twice
+from pat_jax.common.options.names import OF_POLICY, looked_up, meant, resolved, twice, use_of
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.run import RunConfig
@@ -42,12 +42,7 @@ def words(
         of None is not given.
       presets: the folder of the presets' YAML files; None: there are none.
     """
-    known = {
-        name: option
-        for option in options_of(config_class())
-        for name in (option.name, option.short)
-        if name
-    }
+    known = named(options_of(config_class()))
     if not isinstance(config, Mapping):
         return [*_source(config, presets), *_words(options, known)]
     return [*_words(config, known), *_words(options, known)]
@@ -114,7 +109,9 @@ def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
 
     def write(option: str, text: str) -> str:
         leaf = option.rpartition(".")[2]
-        is_alone = "." not in name and is_of_policy(option) and meant(leaf, known) == [option]
+        is_alone = (
+            "." not in name and use_of(option) <= OF_POLICY and meant(leaf, known) == [option]
+        )
         text = text if text in ("", literal) else repr(yaml.safe_load(text))
         return _written(leaf if is_alone else option, text)
 

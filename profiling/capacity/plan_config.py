@@ -81,7 +81,8 @@ LONGEST = 24_576  # tokens of a response, if the model's context has room for th
 class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
     adapting gains. Compiles the engine's own programs with the compiler of the target, of the extra
-    `plan`, or with --compile false counts shapes. --config also takes the YAML of a training run.
+    `plan`; with --compile false it computes from the model's configuration alone. Takes the YAML
+    of a training run as --config.
 
         python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --compile false
     """
@@ -131,7 +132,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 is what its maker says."""
     compile: bool = True
-    """Compile the engine's programs for the target; false counts shapes alone and takes seconds."""
+    """Compile the engine's programs for the target; false computes from the model's configuration
+    alone, in seconds."""
     layers: Literal["few", "all"] = "few"
     """few compiles models of two and of four layers and extrapolates all numbers to the whole
     model, but for gradients and other passes of training; all compiles the whole model."""

@@ -189,6 +189,11 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
             yield from options_of(value, f"{prefix}{field.name}.")
 
 
+def named(options: Iterable[Option]) -> dict[str, Option]:
+    """Returns the options by their names, short ones included."""
+    return {name: one for one in options for name in (one.name, one.short) if name}
+
+
 def ordered_fields(config: Any) -> "list[Field[Any]]":
     """Returns the fields that the class declares, then those that it only inherits."""
     names = [name for base in type(config).__mro__ for name in inspect.get_annotations(base)]

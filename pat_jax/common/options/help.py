@@ -12,7 +12,7 @@ from typing import Any, get_args
 import yaml
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.options.declared import AUTO, Option
+from pat_jax.common.options.declared import AUTO, Option, named
 from pat_jax.common.options.names import looked_up
 
 ALL = "all"
@@ -88,7 +88,7 @@ def help_text(
 
 def _with_names(options: Sequence[Option]) -> Iterator[Option]:
     """Yields the options with their names in TRL and verl, if these mean this option here."""
-    known = {name for option in options for name in (option.name, option.short) if name}
+    known = named(options)
     for option in options:
         ours = (option.name, option.short)
         texts = filter(None, BESIDE.get(option.name, "").split("; "))

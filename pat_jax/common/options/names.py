@@ -29,9 +29,9 @@ _NEARLY = 0.8  # the least similarity of a mistake of typing
 
 # If several sections have an option of one name, the one with the least number is meant: what the
 # policy learns by, before what is watched and saved, before other models.
-_BY_USE = {"": 0, "optimizer": 1, "rollout": 1, "algorithm": 1}
+OF_POLICY = 1
+_BY_USE = {"": 0} | dict.fromkeys(("optimizer", "rollout", "algorithm"), OF_POLICY)
 _BY_USE |= dict.fromkeys(("critic", "critic.lora", "teacher", "reward_model", "warm_start"), 3)
-_OTHERWISE = 2
 _HELD_OUT = {"val", "valid", "validation", "test", "eval", "evaluation", "dev", "heldout"}
 
 Write = Callable[[str, str], str]
@@ -72,20 +72,15 @@ def meant(name: str, known: Collection[str]) -> list[str]:
     found = [each for each in known if each.rpartition(".")[2] == name]
     if _is_section(name, known) or looked_up(name, known)[0] not in found:
         return []
-    return [each for each in found if _use(each) == min(map(_use, found))]
+    return [each for each in found if use_of(each) == min(map(use_of, found))]
 
 
 def _is_section(name: str, known: Collection[str]) -> bool:
     return any(each.startswith(f"{name}.") for each in known)
 
 
-def is_of_policy(name: str) -> bool:
-    """Whether the last part of a name says enough: of how the policy generates and learns."""
-    return _use(name) <= 1
-
-
-def _use(name: str) -> int:
-    return _BY_USE.get(name.rpartition(".")[0], _OTHERWISE)
+def use_of(name: str) -> int:
+    return _BY_USE.get(name.rpartition(".")[0], OF_POLICY + 1)
 
 
 def unknown(
@@ -145,7 +140,7 @@ def looked_up(name: str, known: Collection[str]) -> tuple[str | None, str]:
     """Returns the known name that means the same as `name`, or is spelt like it, or None; and what
     to do without one, or "" if the name may be a typing mistake. The last part of a dotted name
     counts most."""
-    by_use = sorted(known, key=_use)
+    by_use = sorted(known, key=use_of)
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(by_use)}
     for key in _keys(name):
         if key in known and "." in key:
