@@ -8,6 +8,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.doctor.config import DoctorConfig
 from pat_jax.profiling.measure.config import ProfileConfig
+from pat_jax.run.results.compare_config import CompareConfig
 
 CLASSES = {
     "train": RunConfig,
@@ -19,4 +20,5 @@ CLASSES = {
     "plan": PlanConfig,
     "simulate": SimulateConfig,
     "doctor": DoctorConfig,
+    "compare": CompareConfig,
 }

@@ -28,7 +28,6 @@ from pat_jax.run.checkpoints.json_state import declared, read_kept
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page.curves import draw_curves
-from pat_jax.run.logging.page.panels import Panel
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
@@ -98,7 +97,7 @@ class SavedRun:
                 f"{self.folder} has no metric {missing[0]!r}: expected names that are in `metrics`; "
                 "docs/metrics.md explains them."
             )
-        return draw_curves(rows, [Panel("", "", [name]) for name in names] or None)
+        return draw_curves(rows, names)
 
     @property
     def rollouts(self) -> Mapping[str, KeptRollout]:

@@ -25,7 +25,7 @@ function ticks(low, high, isLog) {
       .filter(x => x % every === 0);
   }
   const raw = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map(n => n * unit).find(size => size >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map(n => n * unit).find(size => size >= raw * 0.999);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step + 0);  // no -0
   return found;

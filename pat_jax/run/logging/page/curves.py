@@ -5,7 +5,7 @@ Does not know which metrics there are (`panels.py`), nor how they are measured.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from typing import Any
@@ -37,7 +37,8 @@ _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
 def board(runs: Mapping[str, Rows]) -> dict[str, list[Chart]]:
-    """Returns the charts of each section of a page, with a curve for each run that has the metric.
+    """Returns the charts of each section of a page. Those of one run have a curve for each metric
+    of a panel; those of several are of one metric, with a curve for each run.
 
     Args:
       runs: rows of `read_metrics` by the name of the run.
@@ -46,26 +47,34 @@ def board(runs: Mapping[str, Rows]) -> dict[str, list[Chart]]:
     every = [row for rows in rows_of.values() for row in rows]
     sections: dict[str, list[Chart]] = {}
     for panel, names in (*panels_of(every), *other_panels(every)):
-        chart = {"title": panel.title, "log": panel.is_log, "lines": [*_lines(rows_of, names)]}
-        sections.setdefault(panel.section, []).append(chart)
+        found = sections.setdefault(panel.section, [])
+        if len(runs) == 1:
+            ((_, rows),) = rows_of.items()
+            found.append(_chart(panel, panel.title, [(_label(x), 0, rows, x) for x in names]))
+            continue
+        for name in names:
+            title = panel.title if len(names) == 1 else f"{panel.title}: {_label(name)}"
+            lines = [(run, i, rows, name) for i, (run, rows) in enumerate(rows_of.items())]
+            found.append(_chart(panel, title, lines))
     return sections
 
 
-def _lines(rows_of: Mapping[str, Rows], names: Sequence[str]) -> Iterator[Chart]:
-    """Yields each curve of a chart. Of several runs, each has its colour and each metric its
-    dashes."""
-    several = len(rows_of) > 1
-    for i, (run, rows) in enumerate(rows_of.items()):
-        for j, name in enumerate(names):
-            points = thinned(curve(rows, name), MOST_POINTS // len(rows_of))
-            if not points:
-                continue
-            steps, values, halves = zip(*points, strict=True)
-            words = [run] * several + [_label(name)] * (not several or len(names) > 1)
-            line = {"name": " ".join(words), "run": i, "x": steps, "y": [*map(_short, values)]}
-            line |= {"sparse": name.startswith(("eval/", "beside/"))}  # not smoothed
-            line |= {"colour": i, "dash": j} if several else {"colour": j}
-            yield line | ({"half": [*map(_short, halves)]} if any(map(isfinite, halves)) else {})
+def _chart(panel: Panel, title: str, curves: Sequence[tuple[str, int, Rows, str]]) -> Chart:
+    """Returns a chart of the curves: of each the label, the number of the run, its rows, and the
+    metric."""
+    lines = []
+    for i, (label, run, rows, name) in enumerate(curves):
+        if not (
+            points := thinned(curve(rows, name), MOST_POINTS // (1 + max(x[1] for x in curves)))
+        ):
+            continue
+        steps, values, halves = zip(*points, strict=True)
+        line = {"name": label, "run": run, "colour": i, "x": steps}
+        line |= {"y": [*map(_short, values)], "sparse": name.startswith(("eval/", "beside/"))}
+        if any(map(isfinite, halves)):
+            line["half"] = [*map(_short, halves)]
+        lines.append(line)
+    return {"title": title, "log": panel.is_log, "lines": lines}
 
 
 def _label(name: str) -> str:
@@ -132,13 +141,16 @@ def _polyline(name: str, x: Iterable[float | None], y: Iterable[float | None]) -
     return {"name": name, "x": [*map(_short, x)], "y": [*map(_short, y)]}
 
 
-def draw_curves(rows: Rows, panels: Sequence[Panel] | None = None) -> Figure:
-    """Returns a picture with a chart for each group of metrics that the run has measured: the main
-    ones if `panels` is None. `rows` are those of `read_metrics`."""
+def draw_curves(rows: Rows, names: Sequence[str] = ()) -> Figure:
+    """Returns a picture with a chart for each of these metrics; without names, for each group of
+    main metrics that the run has measured. `rows` are those of `read_metrics`."""
     rows = [with_derived(row) for row in rows]
-    chosen = [panel for panel in PANELS if panel.is_main] if panels is None else panels
-    found = [_plot(rows, panel.title, names) for panel, names in panels_of(rows, chosen)]
-    return Figure(found, columns=max(1, min(IN_A_ROW, len(found))), width=340, height=200)
+    main = [panel for panel in PANELS if panel.is_main]
+    chosen = [("", [name]) for name in names] or [
+        (panel.title, found) for panel, found in panels_of(rows, main)
+    ]
+    plots = [_plot(rows, title, found) for title, found in chosen]
+    return Figure(plots, columns=max(1, min(IN_A_ROW, len(plots))), width=340, height=200)
 
 
 def _plot(rows: Rows, words: str, names: Sequence[str]) -> Plot:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from pat_jax.common.text_table import Cell, Table, percent, shown
 from pat_jax.planning.placement import PlacementName
@@ -12,7 +12,13 @@ from pat_jax.planning.placement_seconds import described
 from pat_jax.run.logging.page.curves import curve, numbers
 from pat_jax.run.logging.page.panels import SOURCES, Rows, number, with_derived
 
-Fact = tuple[str, str]
+
+class Fact(NamedTuple):
+    value: str
+    words: str  # the same for all runs
+    more: str = ""  # words that differ
+
+
 _FAILED = re.compile(r"(?:reward(?:/(?P<name>.+))?/failed/(?P<cause>\w+))|eval/failed")
 
 
@@ -28,8 +34,8 @@ def facts(rows: Rows) -> Iterator[Fact]:
     count = total(rows, "rollout/switches")
     if any(saved) or (saved and not count):  # scripted switches have no predicted saving
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
-        many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
-        yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
+        many = f": {count:,.0f}, as predicted, less what they took"
+        yield Fact(f"{shown(saved_s)} s", "saved by switches of layout", many)
 
 
 def _speed(rows: Rows) -> Iterator[Fact]:
@@ -38,12 +44,12 @@ def _speed(rows: Rows) -> Iterator[Fact]:
     speeds = [(row.get("rollout/tokens"), row.get("rollout/tokens_per_s")) for row in rows]
     decoding_s = sum(number(some) / number(speed) for some, speed in speeds if some and speed)
     if tokens and decoding_s > 0:
-        yield shown(tokens / decoding_s), "tokens/s of rollout, all devices together"
+        yield Fact(shown(tokens / decoding_s), "tokens/s of rollout", ", all devices together")
     if step_s := total(rows, "seconds/step"):
-        compiling = f"{shown(total(rows, 'beside/compile'))} s of compiling"
-        yield f"{shown(step_s)} s", f"of steps, beside {compiling}"
+        compiling = f", beside {shown(total(rows, 'beside/compile'))} s of compiling"
+        yield Fact(f"{shown(step_s)} s", "time of steps", compiling)
         if rollout_s := total(rows, "seconds/rollout"):
-            yield percent(rollout_s / step_s), "of the steps' time is rollout"
+            yield Fact(percent(rollout_s / step_s), "of the steps' time is rollout")
 
 
 def placements(rows: Rows) -> str:
@@ -63,9 +69,9 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
         interval = f", ± {half:.3f} (95 %)" if isfinite(half) else ""
         when = f"after step {step:.0f}{interval}"
         if len(measured) > 1:
-            yield f"{before:.3f} → {now:.3f}", f"held-out {name} before and {when}"
+            yield Fact(f"{before:.3f} → {now:.3f}", f"held-out {name}", f" before and {when}")
         else:
-            yield f"{now:.3f}", f"held-out {name} {when}"
+            yield Fact(f"{now:.3f}", f"held-out {name}", f" {when}")
 
 
 def drafts(rows: Rows) -> Table:

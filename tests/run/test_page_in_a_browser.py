@@ -1,0 +1,58 @@
+"""The page of a run in a browser, where there is one: its charts are drawn, without an error."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from run_pages import write_run
+
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.run_page import run_page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+# As a person does who opens every section and points at the middle of each chart.
+LOOK = """<script>
+addEventListener("load", () => setTimeout(() => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  setTimeout(() => {
+    for (const svg of document.querySelectorAll("figure.chart > svg")) {
+      const {left, width, top} = svg.getBoundingClientRect();
+      svg.dispatchEvent(new PointerEvent("pointermove", {clientX: left + 50 + (width - 68) * AT, clientY: top}));
+      document.body.append(`${svg.getAttribute("aria-label")} | ${svg.closest("figure").innerText}\\n`);
+    }
+  }, 300);
+}, 100));
+</script></body>"""
+
+
+def seen(page: Path, at: float) -> tuple[str, str]:
+    """The page after all that, and what the browser has told."""
+    page.write_text(page.read_text().replace("</body>", LOOK.replace("AT", str(at))))
+    words = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom"
+    found = subprocess.run(
+        [BROWSER or "", *words.split(), "--virtual-time-budget=3000", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return found.stdout, found.stderr
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(BROWSERS)}")
+def test_charts_are_drawn_and_values_shown_under_the_pointer(tmp_path: Path):
+    write_run(folder := tmp_path / "a <run>", steps=4)
+    with MetricsWriter(folder) as metrics:
+        metrics.write(
+            5, {"train/entropy": 1.7e308, "train/learning_rate": 1e-6, "train/loss": None}
+        )
+        metrics.write(6, {"train/entropy": -1.7e308, "train/behavior_gap": 0.0})
+    (page := tmp_path / "page.html").write_text(run_page(folder))
+    dom, told = seen(page, at=0.5)
+    assert "CONSOLE" not in told, told
+    charts = re.findall(r'<figure class="chart".*?<svg[^>]*>(.*?)</svg>', dom, re.DOTALL)
+    assert len(charts) > 10 and all('class="line"' in chart for chart in charts)
+    assert re.search(r"^reward \| reward\s+step 3\s+reward/mean 0.25\s", dom, re.MULTILINE)
