@@ -14,6 +14,7 @@ Each command is a function:
     profile       measures this machine for one model
     simulate      replays rollouts on a measured machine
     doctor        examines this machine
+    compare       curves of several runs on one page, and the options that differ
 
 `SavedRun` reads the folder of a run. Mistakes raise `UserError` with one sentence.
 
@@ -28,6 +29,7 @@ from pat_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pat_jax.common.errors import UserError
+    from pat_jax.compare import compare
     from pat_jax.doctor import doctor
     from pat_jax.evaluate import evaluate
     from pat_jax.generate import generate, session
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SavedRun",
     "UserError",
+    "compare",
     "doctor",
     "evaluate",
     "generate",

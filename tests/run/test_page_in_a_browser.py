@@ -1,5 +1,6 @@
 """The page of a run in a browser, where there is one: its charts are drawn, without an error."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -13,17 +14,21 @@ from pat_jax.run.logging.page.run_page import run_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-# As a person does who opens every section and points at the middle of each chart.
+# As a person does who opens every section and points into each chart, once by each axis.
 LOOK = """<script>
 addEventListener("load", () => setTimeout(() => {
   for (const each of document.querySelectorAll("details")) each.open = true;
-  setTimeout(() => {
+  setTimeout(() => ["steps", "minutes"].forEach(axis => {
+    const controls = document.getElementById("controls");
+    controls.axis.value = axis;
+    controls.dispatchEvent(new Event("input"));
     for (const svg of document.querySelectorAll("figure.chart > svg")) {
       const {left, width, top} = svg.getBoundingClientRect();
       svg.dispatchEvent(new PointerEvent("pointermove", {clientX: left + 50 + (width - 68) * AT, clientY: top}));
-      document.body.append(`${svg.getAttribute("aria-label")} | ${svg.closest("figure").innerText}\\n`);
+      const parts = ["figcaption", ".legend"].map(part => svg.parentNode.querySelector(part).textContent);
+      document.body.append(`\\n${parts.join(" | ")}`);
     }
-  }, 300);
+  }), 1000);
 }, 100));
 </script></body>"""
 
@@ -47,7 +52,7 @@ def test_charts_are_drawn_and_values_shown_under_the_pointer(tmp_path: Path):
     write_run(folder := tmp_path / "a <run>", steps=4)
     with MetricsWriter(folder) as metrics:
         metrics.write(
-            5, {"train/entropy": 1.7e308, "train/learning_rate": 1e-6, "train/loss": None}
+            5, {"train/entropy": 1.7e308, "train/learning_rate": 1e-6, "train/loss": math.nan}
         )
         metrics.write(6, {"train/entropy": -1.7e308, "train/behavior_gap": 0.0})
     (page := tmp_path / "page.html").write_text(run_page(folder))
@@ -55,4 +60,5 @@ def test_charts_are_drawn_and_values_shown_under_the_pointer(tmp_path: Path):
     assert "CONSOLE" not in told, told
     charts = re.findall(r'<figure class="chart".*?<svg[^>]*>(.*?)</svg>', dom, re.DOTALL)
     assert len(charts) > 10 and all('class="line"' in chart for chart in charts)
-    assert re.search(r"^reward \| reward\s+step 3\s+reward/mean 0.25\s", dom, re.MULTILINE)
+    for place in ("step 3", r"0\.13\d* min "):  # the nearest that there is: that of step 2
+        assert re.search(rf"^reward{place} \| reward/mean 0.25eval/reward ", dom, re.MULTILINE)

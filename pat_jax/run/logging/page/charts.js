@@ -50,10 +50,17 @@ class Board {
     const longest = Math.max(0, ...this.charts.filter(chart => chart.isOfSteps).flatMap(chart => chart.lines.map(line => line.x.length)));
     if (this.controls) {
       this.controls.smoothing.value = longest > MANY ? 0.6 : 0;
-      this.controls.addEventListener("input", () => this.charts.forEach(chart => chart.draw()));
+      this.controls.addEventListener("input", () => { this.measure(); this.charts.forEach(chart => chart.draw()); });
     }
+    this.measure();
     const resized = new ResizeObserver(found => found.forEach(each => each.target.chart.draw()));
     this.charts.forEach(chart => resized.observe(chart.svg));
+  }
+  // All charts over steps have the same range.
+  measure() {
+    const x = finite(this.charts.filter(chart => chart.isOfSteps).flatMap(chart => chart.xs).flat());
+    const low = this.isTimed ? 0 : Math.min(...x);
+    this.ends = [low, Math.max(low + (this.isTimed ? 1e-3 : 1), ...x)];
   }
   get smoothing() { return this.controls ? +this.controls.smoothing.value : 0; }
   get isTimed() { return this.controls?.axis.value === "minutes"; }
@@ -81,6 +88,7 @@ class Chart {
       `<span>${escaped(line.name)} <b></b></span></span>`).join("");
     this.values = find(".legend b", figure);
     this.svg.addEventListener("pointermove", event => {
+      if (!this.pointer) return;
       const left = event.clientX - this.svg.getBoundingClientRect().left - EDGE.left;
       board.point(this, this.low[0] + left / this.width * (this.high[0] - this.low[0]));
     });
@@ -94,7 +102,6 @@ class Chart {
 
   // The ranges of both axes.
   measure() {
-    const x = finite([...this.at.flat(), ...(this.bands || []).flatMap(([, begin, end]) => [begin, end])]);
     const spread = line => line.y.flatMap((y, i) => [y, y - line.half?.[i], y + line.half?.[i]]);
     const all = finite(this.lines.flatMap(spread)).filter(y => !this.log || y > 0);
     const y = this.log ? all.map(Math.log10) : all;
@@ -104,9 +111,10 @@ class Chart {
     if (!this.log && low > 0 && low < 0.6 * high) low = 0;
     if (low === high) [low, high] = [Math.min(0, 1.2 * low), Math.max(0, 1.2 * high) || 1];
     const room = this.bands ? 0.3 : 0.05;
-    const first = Math.min(this.isOfSteps && !this.board.isTimed ? Infinity : 0, ...x);
-    this.low = [first, low === 0 ? 0 : low - 0.05 * (high - low)];
-    this.high = [Math.max(first + (this.isOfSteps && !this.board.isTimed ? 1 : 1e-3), ...x), high + room * (high - low)];
+    const ends = (this.bands || []).flatMap(([, begin, end]) => [begin, end]);
+    const x = this.isOfSteps ? this.board.ends : finite([0, 1e-6, ...ends, ...this.at.flat()]);
+    this.low = [Math.min(...x), low === 0 ? 0 : low - 0.05 * (high - low)];
+    this.high = [Math.max(...x), high + room * (high - low)];
     this.width = Math.max(10, this.svg.clientWidth - EDGE.left - EDGE.right);
   }
 

@@ -29,6 +29,7 @@ Point = tuple[float, float, float]  # step, value, half of its interval
 
 IN_A_ROW = 3  # panels of a picture
 MOST_POINTS = 600  # of all curves of one metric; a run of more steps keeps extremes
+LARGEST = 1e300  # the difference of two such numbers is finite
 MOST_DOTS = 30  # a curve of more points has no markers
 MOST_COLUMNS = 200  # of a ribbon; with more steps, several share a column
 # Attributes of a switch: seconds from its start to the rollout's end, and the words on the page.
@@ -84,7 +85,8 @@ def _label(name: str) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else float(f"{value:.5g}")
+    """Returns the value with five digits, or None if no axis can show it."""
+    return float(f"{value:.5g}") if value is not None and abs(value) < LARGEST else None
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
