@@ -13,7 +13,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.run.results.compare_config import CompareConfig
 
 if TYPE_CHECKING:
-    from pat_jax.run.results.compared import Compared
+    from pat_jax.commands.compare import Compared
     from pat_jax.run.results.saved_run import SavedRun
 
 read = partial(parse, config_class=CompareConfig, prog="python -m pat_jax.compare", presets=None)
@@ -22,7 +22,7 @@ read = partial(parse, config_class=CompareConfig, prog="python -m pat_jax.compar
 def main() -> None:
     words = sys.argv[1:]
     config = read(["--runs", *words] if words[:1] and not words[0].startswith("-") else words)
-    from pat_jax.run.results.compared import compared  # and NumPy, once the options are right
+    from pat_jax.commands.compare import compared  # and NumPy, once the options are right
 
     print(compared(config.runs, config.out))
 
@@ -37,7 +37,7 @@ def compare(*runs: "str | os.PathLike[str] | SavedRun", out: str = "compare.html
       runs: two or more runs: folders, or what `pat_jax.train` has returned.
       out: the page to write.
     """
-    from pat_jax.run.results.compared import compared
+    from pat_jax.commands.compare import compared
 
     with in_one_sentence():
         return compared([getattr(run, "folder", run) for run in runs], out)

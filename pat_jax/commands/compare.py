@@ -1,4 +1,4 @@
-"""Several runs beside one another: a page of their curves, and the options that differ.
+"""The command `compare`: a page of the curves of several runs, and the options that differ.
 
 Reads only files, so that the runs may still be running.
 """
