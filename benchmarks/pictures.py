@@ -2,7 +2,12 @@
 
     python -m benchmarks.pages --draw
 
-The first two are from a plan that compiles nothing.
+The first two are from a plan that compiles nothing. The screenshot `docs/run.png` is
+of a run's page:
+
+    pat_jax train --run_dir demo
+    chromium --headless --hide-scrollbars --window-size=1400,1000 --screenshot=docs/run.png \\
+        demo/run.html
 """
 
 import json

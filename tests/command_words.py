@@ -21,7 +21,7 @@ def check_stands(command: str, words: Sequence[str]) -> None:
     config = parse(words, CLASSES[command], presets=presets)
     judge = getattr(config, "reward_model", None)
     model = getattr(config, "model", "") or getattr(judge, "model", "")
-    assert model in SHAPES or OF_THE_HUB.fullmatch(model) or command == "simulate"
+    assert model in SHAPES or OF_THE_HUB.fullmatch(model) or command in ("simulate", "compare")
     for before, word in zip(["", *words], words, strict=False):
         if before not in WRITTEN and FILES.fullmatch(word):
             assert (ROOT / word).is_file() and Path(word).parts[0] == "examples", word

@@ -32,7 +32,7 @@ def facts(rows: Rows) -> Iterator[Fact]:
     yield from _speed([with_derived(row) for row in rows])
     saved = numbers(rows, "rollout/predicted_saving_s")
     count = total(rows, "rollout/switches")
-    if any(saved) or (saved and not count):  # scripted switches have no predicted saving
+    if any(saved):  # scripted switches have no predicted saving
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
         many = f": {count:,.0f}, as predicted, less what they took"
         yield Fact(f"{shown(saved_s)} s", "saved by switches of layout", many)
@@ -46,7 +46,8 @@ def _speed(rows: Rows) -> Iterator[Fact]:
     if tokens and decoding_s > 0:
         yield Fact(shown(tokens / decoding_s), "tokens/s of rollout", ", all devices together")
     if step_s := total(rows, "seconds/step"):
-        compiling = f", beside {shown(total(rows, 'beside/compile'))} s of compiling"
+        compile_s = total(rows, "beside/compile")
+        compiling = f", beside {shown(compile_s)} s of compiling" if compile_s else ""
         yield Fact(f"{shown(step_s)} s", "time of steps", compiling)
         if rollout_s := total(rows, "seconds/rollout"):
             yield Fact(percent(rollout_s / step_s), "of the steps' time is rollout")
