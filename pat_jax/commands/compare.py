@@ -58,12 +58,12 @@ def compared(runs: Sequence[Any], out: str) -> Compared:
     return found
 
 
-def _folder(run: Any) -> Path:
-    if not isinstance(run, str | os.PathLike):
-        raise UserError(f"run is {shown(run)}: expected the folder of a run, as text or a path.")
-    folder = Path(run)
+def _folder(given: Any) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"run is {shown(given)}: expected the folder of a run, as text or a path.")
+    folder = Path(given)
     if not any(os.path.isfile(folder / name) for name in (METRICS_FILE, CONFIG_FILE)):
-        raise UserError(f"{run} has no {METRICS_FILE}: expected the folder of a run.")
+        raise UserError(f"{given} has no {METRICS_FILE}: expected the folder of a run.")
     return folder
 
 
