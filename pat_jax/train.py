@@ -43,9 +43,10 @@ def train(
       loss: a loss of your own, its class, or a name as in `--algorithm.loss`
         (docs/algorithms.md).
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections
-        are dictionaries: `steps=20, rollout={"top_p": 0.9}`. `data` and `eval={"data": ...}` take
-        rows instead of files: a list of dictionaries, or a datasets.Dataset. The run's folder
-        keeps the rows, so that a resumed run need not be given them again.
+        are dictionaries, or left out where the name is clear: `top_p=0.9, eval={"every": 5}`.
+        `data` and `eval={"data": ...}` take rows instead of files: a list of dictionaries, or a
+        datasets.Dataset. The run's folder keeps the rows, so that a resumed run need not be given
+        them again.
 
     Returns:
       The run's folder, with what it has left there.

@@ -12,6 +12,7 @@ from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
 from pat_jax.common.options.help import BESIDE
 from pat_jax.config import command_line as cli
+from pat_jax.config.from_python import words
 
 LISTS = yaml.safe_load(Path(__file__).with_name("foreign_options.yaml").read_text("utf-8"))
 FOREIGN = sorted(
@@ -291,6 +292,14 @@ def test_a_word_of_verl_is_translated(word: str, written: str):
 )
 def test_a_word_without_an_option_of_ours_is_answered(word: str, sentence: str):
     assert mistake(word).startswith(sentence)
+
+
+def test_from_python_no_answer_has_words_of_the_command_line():
+    for name in FOREIGN[::5]:
+        try:
+            words(None, {name: 1})
+        except UserError as error:
+            assert not re.search(r"--\w", str(error))
 
 
 def listed(title: str) -> set[str]:
