@@ -110,13 +110,14 @@ def in_code(words: str) -> str:
 
 # ------------------------------------------------------------------------------ migrate.md
 
+ALWAYS = ("reward", "reward_weights", "trackers")  # though only one project has them
 PROJECTS = {"TRL": ("TRL", "transformers"), "verl": ("verl",), "OpenRLHF": ("OpenRLHF",)}
 # What people write most, for which no option here has the same value.
 ASKED = """per_device_train_batch_size gradient_accumulation_steps num_train_epochs use_vllm
     vllm_tensor_parallel_size vllm_gpu_memory_utilization gradient_checkpointing bf16 load_in_4bit
     loss_type report_to resume_from_checkpoint save_strategy warmup_ratio deepspeed packing
     attn_implementation logging_steps trust_remote_code use_kl_loss nnodes
-    ppo_max_token_len_per_gpu param_offload max_model_len enable_prefix_caching"""
+    param_offload max_model_len"""
 
 
 def known_options() -> list[str]:
@@ -168,7 +169,7 @@ def usual(names: Sequence[str], ours: str) -> str:
 def same_table() -> str:
     lines = [f"| pat_jax | {' | '.join(PROJECTS)} |", "|---" * (len(PROJECTS) + 1) + "|"]
     for ours, names in same_options().items():
-        if len(names) < 2:
+        if len(names) < 2 and ours not in ALWAYS:
             continue
         cells = [usual(names.get(project, []), ours) for project in PROJECTS]
         lines.append(f"| `--{ours}` | {' | '.join(cells)} |")
