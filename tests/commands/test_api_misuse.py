@@ -42,15 +42,17 @@ def test_an_integer_of_more_digits_than_python_writes():
 
 @pytest.fixture(autouse=True)
 def nothing_begins(monkeypatch):
-    for name in ("train", "plan", "generate", "profile"):
+    for name in ("train", "fine_tune", "plan", "generate", "evaluate", "doctor", "profile"):
         module = import_module(f"pat_jax.commands.{name}")
         monkeypatch.setattr(module, "configure", lambda *_: pytest.fail("it went on"))
 
 
 @pytest.mark.parametrize("value", WRONG, ids=named)
 def test_a_config_that_is_none(value):
-    for call in (pat_jax.train, pat_jax.plan, pat_jax.simulate, pat_jax.profile, pat_jax.session):
+    calls = pat_jax.train, pat_jax.sft, pat_jax.reward_model, pat_jax.evaluate, pat_jax.plan
+    for call in (*calls, pat_jax.simulate, pat_jax.profile, pat_jax.doctor, pat_jax.session):
         refused(lambda call=call: call(value))
+    refused(lambda: pat_jax.generate(["a"], value))
 
 
 @pytest.mark.parametrize("value", WRONG, ids=named)
@@ -123,7 +125,8 @@ def test_splits_of_rows_are_not_rows():
 @pytest.mark.parametrize("value", [*WRONG, *NAMES], ids=named)
 def test_a_run_that_is_none(value):
     refused(lambda: SavedRun(value))
-    refused(lambda: pat_jax.session(run=value))
+    for call in (pat_jax.session, pat_jax.evaluate, partial(pat_jax.generate, ["a"])):
+        refused(lambda call=call: call(run=value))
 
 
 @pytest.mark.parametrize("name", NAMES, ids=named)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import pytest
 from runs import finish, start
 
-from pat_jax import doctor as command
+import pat_jax
+import pat_jax.doctor as command
 from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
 from pat_jax.common.run_command import run_command
@@ -82,6 +83,21 @@ def test_an_iteration_that_hangs_ends_the_process_with_a_verdict(monkeypatch, do
     assert ended == [1] and not content["is_well"]
     verdicts = [line for line in lines if "iteration: has not come to an end" in line]
     assert len(verdicts) == 2  # here the process goes on, to a second one
+
+
+def test_from_python_it_returns_a_report_and_leaves_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("the process would end"))
+    for name in ("links", "kernels", "switch"):
+        monkeypatch.setattr(body, f"{name}_found", fine)
+    monkeypatch.setattr(body, "iteration_found", lambda _: sleep(1.5) or fine())
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
+    hung = pat_jax.doctor(step_seconds=1)
+    assert "iteration: has not come to an end" in capsys.readouterr().err and not hung.ok
+    monkeypatch.setattr(body, "iteration_found", fine)
+    report = pat_jax.doctor()
+    assert report.ok and capsys.readouterr() == ("", "")
+    assert [(check.name, check.is_well) for check in report.checks] == [(x, True) for x in PARTS]
+    assert str(report).splitlines()[-1] == report.verdict and "2 x cpu" in report.verdict
 
 
 def test_accelerators_that_jax_does_not_use_are_named(monkeypatch):
