@@ -1,4 +1,4 @@
-"""The notebooks as files: valid, small, one picture at most, and they name what is there."""
+"""The notebooks as files: valid, small, with what they print, and they name what is there."""
 
 import ast
 import json
@@ -45,12 +45,20 @@ def test_a_notebook_is_valid_and_small(path: Path):
     for cell in found["cells"]:
         assert cell["cell_type"] in ("markdown", "code") and text(cell).strip()
         assert ("outputs" in cell) == (cell["cell_type"] == "code")
-    # Its outputs are stripped but for one picture.
-    cells = [cell for cell in found["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_its_cells_print_and_draw_is_stored(path: Path):
+    cells = [cell for cell in content(path)["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] is None for cell in cells)
     outputs = [output for cell in cells for output in cell["outputs"]]
-    assert len(outputs) <= 1 and all(cell["execution_count"] is None for cell in cells)
-    for output in outputs:
-        assert output["output_type"] in OUTPUT_TYPES and set(output["data"]) == {"image/svg+xml"}
+    shown = [output for output in outputs if output["output_type"] != "stream"]
+    assert all(output["output_type"] in OUTPUT_TYPES for output in shown)
+    kinds = [kind for output in shown for kind in output["data"]]
+    assert set(kinds) <= {"image/svg+xml", "text/html", "text/plain"}  # no widgets
+    assert kinds.count("image/svg+xml") >= 2 and len(outputs) > len(cells) / 2
+    printed = "".join(line for one in outputs if one not in shown for line in one["text"])
+    assert "pat_jax" in printed and "Traceback" not in printed
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
