@@ -1,6 +1,6 @@
 """`pat_jax.train` with the options given, each iteration when it is its turn.
 
-Run by `iteration_vs_peers.py`, with the Python that runs it.
+Run by `iteration_vs_peers.py` and `real_model.py`, with the Python that runs it.
 """
 
 import sys
@@ -37,7 +37,10 @@ def main() -> None:
             files_of(setup, signals) as files,
             opened(setup, scorer, signals, files) as run,
         ):
-            finish(run, loop.learn(run))
+            learned = loop.learn(run)
+            jax.block_until_ready(run.learner.state)
+            turns.end()
+            finish(run, learned)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,15 @@ class Turns:
     def wait(self) -> None:
         """Called where an iteration begins and nothing of the one before is still running: says how long
         that took, and returns when the next may begin. Ends the process when there is none."""
+        self.end()
+        if not sys.stdin.readline():
+            os._exit(0)
+        self._start = time.perf_counter()
+
+    def end(self) -> None:
+        """Called after the last iteration: says how long that took."""
         if self._start is None:
             said = self._about
         else:
             said = {"seconds": time.perf_counter() - self._start}
         print(json.dumps(said), file=sys.__stdout__, flush=True)
-        if not sys.stdin.readline():
-            os._exit(0)
-        self._start = time.perf_counter()

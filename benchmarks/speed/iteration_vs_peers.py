@@ -157,8 +157,9 @@ def loops(asked: Iteration, folder: Path, args: argparse.Namespace) -> dict[str,
         for n in args.devices
     }
     theirs = {"tunix": (args.tunix, "tunix_grpo.py"), "trl": (args.trl, "trl_grpo.py")}
+    forced = {"generation_kwargs": {"min_new_tokens": asked.response}, "reward": "even_tokens"}
     return ours | {
-        name: Loop(python, script, json.dumps(asdict(asked)))
+        name: Loop(python, script, json.dumps(asdict(asked) | forced))
         for name, (python, script) in theirs.items()
         if python
     }
