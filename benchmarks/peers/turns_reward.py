@@ -15,7 +15,7 @@ def sums(completions, answer, **columns):
     """Half for the share of digits among a response's characters, half for how near a response that is a
     number comes to the right one. Responses are messages, as in TRL's examples."""
     texts = [messages[0]["content"].strip() for messages in completions]
-    return [_score(text, int(right)) for text, right in zip(texts, answer)]
+    return [_score(text, int(right)) for text, right in zip(texts, answer, strict=True)]
 
 
 def _score(text, right):
