@@ -178,7 +178,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             seeds[seed] = trained(args, seed, Path(name))
         # After each seed, so that hours are not lost.
-        about_runs = {"accuracy_before": before, "summary": summary(seeds), "seeds": seeds}
+        found = summary(seeds) if len(seeds) > 1 else {}
+        about_runs = {"accuracy_before": before, "summary": found, "seeds": seeds}
         write(args.out, {"machine": about, **about_runs})
 
 
