@@ -133,8 +133,8 @@ class RolloutEngine:
 
     @property
     def draft_params(self) -> Any:
-        """The drafter's weights: those of a draft model, an early-exit head, or None."""
-        return self.weights.exit_head if self._draft_model is None else self._draft_model
+        """The weights of the draft model, if there is one."""
+        return self._draft_model
 
     @property
     def weights(self) -> Weights:
@@ -151,18 +151,12 @@ class RolloutEngine:
         """The layout of the weights; None if there are none."""
         return self._weights and self._weights.layout
 
-    def set_weights(
-        self, params: Params, layout: Layout, exit_head: np.ndarray | None = None
-    ) -> None:
+    def set_weights(self, params: Params, layout: Layout) -> None:
         """Takes over `params`, already sharded for `layout`; the engine deletes them.
 
         A running stream continues with the weights that it began with.
-
-        Args:
-          exit_head: float[embed, embed], see `layers.exit_hidden`; None stands for zeros. Only
-            early exit uses it: drafts that the policy's first layers propose.
         """
-        self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
+        self._weights = Weights(self.specs, self.programs, params, layout)
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights, whose memory the update needs."""

@@ -252,7 +252,6 @@ def _handles(
         placed.carriers,
         reward_models,
         rollouts,
-        trains_drafter=config.train,
     )
 
 
