@@ -47,8 +47,8 @@ class GenerateConfig(ChatOptions, Generating):
     """
 
     model: str = option("demo", GIVEN)
-    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the
-    name of a built-in shape with random weights (and no tokenizer: token ids only)."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
+    built-in shape (--help model) with random weights and no tokenizer: token ids only."""
     prompts: str = option("prompts.jsonl", GIVEN)
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids. A
     line may also have id, metadata, tools, stop_token_ids and any of the sampling options."""

@@ -80,7 +80,7 @@ class SftConfig(FineTuning):
 
     model: str = ""
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
-    built-in shape such as demo-moe, with random weights. Shapes, and directories without a
+    built-in shape (--help model), with random weights. Shapes, and directories without a
     tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its tokens."""
     truncate: bool = False
     """Cut longer examples at max_length instead."""
@@ -134,7 +134,7 @@ class RewardModelConfig(FineTuning):
 
     model: str = ""
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
-    built-in shape such as demo, with random weights. The weights of a language model get a new
+    built-in shape (--help model), with random weights. The weights of a language model get a new
     head, of zeros; a sequence classifier with one label keeps its head. Shapes, and directories
     without a tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its
     tokens."""

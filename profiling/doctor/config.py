@@ -17,8 +17,8 @@ class DoctorConfig(Options):
 
     model: str = option("qwen3-0.6b", GIVEN)
     """The model whose shapes the kernels are checked at: a Hugging Face checkpoint directory, a
-    model of the Hugging Face Hub (owner/name), or the name of a built-in shape. Nothing else of it
-    is loaded: the switch and the iteration have a tiny model."""
+    model of the Hugging Face Hub (owner/name), or a built-in shape (--help model). Nothing else of
+    it is loaded: the switch and the iteration have a tiny model."""
     devices: int = option(0, DEVICES)
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
