@@ -1,8 +1,6 @@
 """`python -m pat_jax.doctor`: examines a machine in about a minute, and says what to do.
 
-Examines devices, versions, memory, links, every kernel against plain operations, a switch there and
-back, and one iteration of training. If one part fails, the others are still examined. The exit code
-is 0 if all is well, and 1 if not. From Python, use `pat_jax.doctor(...)`.
+If one part fails, the others are still examined. The exit code is 0 if all is well, and 1 if not.
 """
 
 import os

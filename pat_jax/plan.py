@@ -1,8 +1,5 @@
 """`python -m pat_jax.plan`: what adaptive TP would give on machines that are not there.
 
-    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
-    --max_completion_length 24576
-
 Compiles the engine's own programs with the target's compiler, and counts what they hold and send.
 Predicts the time of steps and updates, and replays rollouts with the engine's planner. Prints a
 table, and writes a JSON report, a picture and an HTML page into the run folder.

@@ -1,15 +1,7 @@
 """`python -m pat_jax.simulate`: replays what-if questions on a measured machine.
 
-    python -m pat_jax.simulate --profile profile.json --responses 512,2048 \\
-        --lengths math --host_us 0,20
-
 The engine's planner runs on a simulated clock with the times of a profile. Response lengths come
 from a file or a built-in distribution. Compares the result with each static layout; uses no device.
-Options can have several values, separated by commas; all combinations are replayed.
-
-    python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
-
-prints instead how much longer a run's last rollout took than the oracle's path.
 """
 
 import sys

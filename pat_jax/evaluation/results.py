@@ -43,13 +43,6 @@ class EvaluationResults:
         """The same over all data sets together."""
         return self.content[TOTAL]
 
-    @property
-    def completions(self) -> list[dict[str, Any]]:
-        """The responses with their rewards, as completions.jsonl has them."""
-        path = self.folder / COMPLETIONS_FILE
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-        return [json.loads(line) for line in lines]
-
     def __repr__(self) -> str:
         return self.told
 

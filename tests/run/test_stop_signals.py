@@ -221,6 +221,17 @@ def test_a_program_that_is_terminated_ends_after_the_run_has_kept_its_work():
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "kept\n")
 
 
+def test_a_program_that_goes_on_after_the_signal_is_told_that_the_run_was_stopped(capfd):
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt, match="stopped"), in_program():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
 def test_outside_of_the_main_thread_it_takes_no_signal():
     found: list[object] = []
 
