@@ -1,6 +1,7 @@
 """The page of several runs: curves over one another, and the options that differ."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,10 @@ def test_each_run_has_a_curve_where_it_has_the_metric(runs: list[Path], tmp_path
     assert found.results["time of steps"] == {"seed1": "6 s", "seed2": "6 s", "sft": "1 s"}
 
 
-def test_options_that_differ_are_beside_one_another(runs: list[Path], tmp_path: Path, capsys):
+def test_options_that_differ_are_beside_one_another(runs, tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "deep" / "pair.html"
-    sys.argv = ["pat_jax compare", *map(str, runs[:2]), "--out", str(out)]
-    run_command(__import__("pat_jax.compare", fromlist=["main"]).main)
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs[:2]), "--out", str(out)])
+    run_command(import_module("pat_jax.compare").main)
     assert section_of(out.read_text(), "Options that differ") == (
         "Options that differ seed1 seed2 seed 1 2"
     )
@@ -72,6 +73,12 @@ def test_runs_of_one_name_are_told_apart(runs: list[Path], tmp_path: Path):
     same = runs[0].rename(tmp_path / "again" / "seed2")
     options = pat_jax.compare(same, runs[1], out=str(tmp_path / "a.html")).options
     assert options == {"seed": {str(same): "1", str(runs[1]): "2"}}
+
+
+def test_damaged_options_are_one_sentence(runs: list[Path], tmp_path: Path):
+    (runs[0] / "config.yaml").write_text("steps: [")
+    with pytest.raises(UserError, match=r"config\.yaml is not YAML: mend it"):
+        pat_jax.compare(*runs, out=str(tmp_path / "a.html"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, PAGE_FILE
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page import curves, numbers
-from pat_jax.run.logging.page.panels import OTHERS
+from pat_jax.run.logging.page.panels import OTHERS, Rows
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
 from pat_jax.run.logging.samples import Sample, read_samples
 
@@ -75,13 +75,12 @@ class RunPage:
 
 def run_page(folder: Path) -> str:
     """Renders the page from those files of a run's folder that exist."""
-    path = folder / METRICS_FILE
-    rows = read_metrics(path) if path.is_file() else []
+    rows = rows_in(folder)
     return rendered(
         TEMPLATE,
         name=folder.resolve().name,
         now=f"{datetime.now():%Y-%m-%d %H:%M}",
-        read_options=lambda: _options(folder),
+        read_options=lambda: options_in(folder),
         file_name=lambda path: Path(str(path)).name,
         rows=rows,
         curves=curves,
@@ -106,9 +105,18 @@ def _drawn(section: Callable[[], str]) -> str | None:
         return None
 
 
-def _options(folder: Path) -> dict[str, Any]:
+def rows_in(folder: Path) -> Rows:
+    """Returns the rows of a run's metrics; none if it has not written any."""
+    path = folder / METRICS_FILE
+    return read_metrics(path) if path.is_file() else []
+
+
+def options_in(folder: Path) -> dict[str, Any]:
+    """Returns the options of a run by section and name, whatever options its version had. Raises
+    YAMLError if its file is damaged."""
     path = folder / CONFIG_FILE
-    return (path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8"))) or {}
+    found = yaml.safe_load(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
