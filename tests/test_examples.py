@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from runs import QWEN3, ROOT, SMALL_ROLLOUT, TINY, write_checkpoint
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
@@ -149,6 +150,20 @@ def test_the_script_for_slurm_is_a_script_of_a_run():
     assert "--resume auto" in command  # which the command reads, before the options are
     config = parse(shlex.split(command.replace("auto", "true")))
     assert config.run_dir.startswith("$SHARED/")
+
+
+def test_the_manifest_for_kubernetes_names_each_process_of_a_run():
+    service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (command,) = pod["containers"][0]["args"]
+    words = command.replace("$JOB_COMPLETION_INDEX", "1").replace("--resume auto", "--resume true")
+    begin = "exec python -m pat_jax.train "
+    assert words.startswith(begin) and "--resume auto" in command
+    processes = parse(shlex.split(words.removeprefix(begin))).distributed
+    assert processes.num_processes == spec["completions"] == spec["parallelism"]
+    named, name = service["metadata"]["name"], job["metadata"]["name"]
+    assert processes.coordinator.startswith(f"{name}-0.{named}.") and pod["subdomain"] == named
+    assert service["spec"]["selector"] == {"job-name": name}
 
 
 @pytest.mark.slow  # a run that learns
