@@ -5,6 +5,7 @@ import re
 import shlex
 import tomllib
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -17,7 +18,7 @@ from runs import ROOT
 
 from pat_jax.common.options.declared import options_of
 from pat_jax.common.options.names import meant
-from pat_jax.config.command_line import PRESETS
+from pat_jax.config.command_line import PRESETS, parse
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.rewards.outcome import Cause
@@ -55,6 +56,24 @@ def test_a_command_has_options_that_are_there(document: str, command: str, words
     assert all(meant(name, known) for name in asked)
     if "--preset" in words:
         assert (PRESETS / f"{words[words.index('--preset') + 1]}.yaml").is_file()
+
+
+PARSED = [
+    (command, words)
+    for document, command, words in told()
+    if document.startswith("docs/") and not any(word[0] in "$&" for word in words if word)
+]
+
+
+@pytest.mark.parametrize(("command", "words"), PARSED)
+def test_a_command_of_a_page_parses(command: str, words: list[str]):
+    words = [
+        "true" if word == "auto" and "resume" in before else word
+        for before, word in pairwise(["", *words])
+    ]
+    presets = PRESETS if command in ("train", "profile") else None
+    if "--help" not in words:
+        parse(words, CLASSES[command], presets=presets)
 
 
 def test_every_option_of_train_is_on_a_page():
