@@ -98,13 +98,16 @@ def shown_default(option: Option) -> str:
     return f"`{text.lower() if option.kind is bool else text}`"
 
 
+VALUE = r"(?: (?:true|auto|host|grpo|wandb|\w*\d\w*)\b)?"  # of an option, in a sentence
+
+
 def in_code(words: str) -> str:
     """A help text in Markdown: options as code, pages as links."""
     words = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", words)
     parts = re.split(r"(`[^`]*`)", words)
     for at in range(0, len(parts), 2):  # outside of code
         plain = parts[at].replace("<", "&lt;")
-        parts[at] = re.sub(r"(?<!\w)(--\w+(?:\.\w+)*)", r"`\1`", plain)
+        parts[at] = re.sub(rf"(?<!\w)(--\w+(?:\.\w+)*{VALUE})", r"`\1`", plain)
     return "".join(parts)
 
 
