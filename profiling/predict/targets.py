@@ -38,13 +38,6 @@ class Target:
     def __str__(self) -> str:
         return self.text
 
-    def resized(self, shape: str) -> "Target":
-        """Returns as many of these devices as `shape` says, such as 8x2, with the same network.
-        Raises UserError if they do not come in that number or shape."""
-        found = Target.parse(f"{self.chip.name}:{shape}")
-        _, at, network = self.text.partition("@")
-        return Target.parse(f"{found}{at}{network}") if found.num_hosts > 1 else found
-
     @classmethod
     def of(cls, devices: "Sequence[Device]") -> "Target | None":
         """Returns the target that names these devices, or None if their chip is unknown, or if they
@@ -85,7 +78,7 @@ class Target:
         chip = known[name]
         sizes = _sizes(text, shape)
         found = _slice(text, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
-        return _with_network(found, network) if has_network else found
+        return _with_network(text, found, network) if has_network else found
 
 
 @dataclass(frozen=True)
@@ -117,11 +110,11 @@ def _sizes(text: str, shape: str) -> tuple[int, ...]:
     return sizes
 
 
-def _with_network(target: Target, network: str) -> Target:
+def _with_network(text: str, target: Target, network: str) -> Target:
     """Returns the target with a network of so many Gb/s for each host, one way."""
     if target.num_hosts == 1 or not re.fullmatch(r"[1-9]\d{0,5}", network):
         raise UserError(
-            f"target {shown(target.text)}: expected the Gb/s of each host's network behind the @, and "
+            f"target {shown(text)}: expected the Gb/s of each host's network behind the @, and "
             f"several hosts of GPUs; write h100:8x4@400."
         )
     rate = 1e9 / 8 * int(network) / target.devices_per_host

@@ -220,7 +220,7 @@ def test_words_of_others_are_no_markup():
         ("--target=", "option --target is ''"),
         ("--model llama-4 --target h100:8", "model 'llama-4' is not a built-in shape"),
         pytest.param(  # `test_by_arithmetic.py` has the sentence
-            *("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
+            *("--model llama-3.1-70b --target h100:8 --compile false", "take a larger --target"),
             marks=pytest.mark.slow,
         ),
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),

@@ -179,11 +179,3 @@ def test_gpus_are_a_target(target: str):
 
 def test_hosts_with_unlike_numbers_of_gpus_are_no_target():
     assert Target.of([*devices_of("h100:8x2")][:12]) is None
-
-
-@pytest.mark.parametrize(
-    ("target", "shape", "expected"),
-    [("h100:8x4@400", "8x2", "h100:8x2@400"), ("h100:8x2@400", "8x1", "h100:8x1")],
-)
-def test_more_or_fewer_hosts_keep_the_network_between_them(target: str, shape: str, expected: str):
-    assert str(Target.parse(target).resized(shape)) == expected
