@@ -30,6 +30,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.doctor.config import DoctorConfig
 from pat_jax.profiling.measure.config import ProfileConfig
+from pat_jax.run.results.compare_config import CompareConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Callable[[], Any]] = {
     "plan": PlanConfig,
     "profile": ProfileConfig,
     "simulate": SimulateConfig,
+    "compare": CompareConfig,
     "doctor": DoctorConfig,
 }
 MOST_USED = """model data reward steps run_dir resume rollout.num_generations

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks import pictures
-from benchmarks.pages import DOCS, PART, PARTS, remade
+from benchmarks.pages import COMMANDS, DOCS, PART, PARTS, remade
+from pat_jax.__main__ import commands
 
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -17,6 +18,10 @@ def test_a_page_has_the_parts_that_the_code_makes(path):
 def test_every_part_is_on_a_page():
     pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     assert {found[1] for found in PART.findall(pages)} == {*PARTS}
+
+
+def test_every_command_has_its_options_on_the_page():
+    assert {*COMMANDS} == {*commands()}
 
 
 def test_another_text_in_a_part_is_replaced():

@@ -73,6 +73,7 @@ def test_a_command_of_a_page_parses(command: str, words: list[str]):
         "true" if word == "auto" and "resume" in before else word
         for before, word in pairwise(["", *words])
     ]
+    words = ["--runs", *words] if command == "compare" else words
     presets = PRESETS if command in ("train", "profile") else None
     if "--help" not in words:
         parse(words, CLASSES[command], presets=presets)
