@@ -30,6 +30,9 @@ def profile(config: Config = None, **options: Any) -> "Measured":
     """Measures this machine for one model, as `python -m pat_jax.profile` does. Raises UserError,
     one sentence about what is wrong.
 
+        measured = pat_jax.profile(model="Qwen/Qwen3-0.6B")
+        pat_jax.simulate(profile=measured.path)
+
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.profile --help` lists;

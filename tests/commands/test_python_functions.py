@@ -13,7 +13,7 @@ import jax
 import pytest
 from evaluations import evaluate_here
 from row_writing import write_lines
-from runs import json_lines, without_times, write_checkpoint
+from runs import SMALL_ROLLOUT, json_lines, named, without_times, write_checkpoint
 
 import pat_jax
 from pat_jax import SavedRun, UserError
@@ -130,6 +130,21 @@ def test_a_run_that_is_interrupted_raises_and_goes_on(taught, model, tmp_path, m
     assert [row["step"] for row in SavedRun(folder).metrics] == [0, 1]
     again = pat_jax.sft(run_dir=folder, resume=True)
     assert without_times(again.metrics)[-1] == measured(taught)[-1]
+
+
+@pytest.mark.slow  # a run of train
+def test_training_goes_on_from_what_was_taught(taught, tmp_path, monkeypatch):
+    def short(completions: list[str], **columns: object) -> list[float]:
+        return [float(len(text) < 20) for text in completions]
+
+    monkeypatch.setattr("pat_jax.commands.train.configure", lambda count: jax.devices()[:2])
+    options = named(SMALL_ROLLOUT) | {"steps": 1, "warm_start.steps": 0, "eval.every": 0}
+    options |= {"model": str(taught.export(tmp_path / "taught")), "rollout.max_prompt_length": 64}
+    problems = [{"prompt": row["prompt"], "answer": ""} for row in EXAMPLES]
+    run = pat_jax.train(options, data=problems, reward=short, run_dir=str(tmp_path / "run"))
+    assert [row["reward/mean"] for row in run.metrics if "reward/mean" in row]
+    answers = pat_jax.generate(PROMPTS[:1], GENERATING, run=run, max_completion_length=4)
+    assert len(answers) == 1 and answers[0].token_ids
 
 
 def test_what_it_evaluates_is_what_the_command_writes(taught, tmp_path, monkeypatch):
