@@ -62,7 +62,7 @@ def test_options_that_differ_are_beside_one_another(runs, tmp_path: Path, monkey
     monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs[:2]), "--out", str(out)])
     run_command(import_module("pat_jax.compare").main)
     assert section_of(out.read_text(), "Options that differ") == (
-        "Options that differ seed1 seed2 seed 1 2"
+        "Options that differ rows: 1 seed1 seed2 seed 1 2"
     )
     told = capsys.readouterr().out
     assert "seed  1      2" in told and told.endswith(f"page: {out}\n")
