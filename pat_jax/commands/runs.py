@@ -30,7 +30,8 @@ class RunCommand:
     """A command that makes runs, for a shell and for Python.
 
     Attributes:
-      body: the module in `pat_jax.commands` whose `run` makes one.
+      body: the module in `pat_jax.commands` whose `run` makes one, from options with paths of files,
+        signals and the rows that lie there.
       presets: the folder of presets; None offers none.
     """
 
@@ -63,8 +64,14 @@ class RunCommand:
 
     def _run(self, argv: Sequence[str], signals: StopSignals, rows: GivenRows) -> str:
         config = options_of_run(argv, self.read)
-        body = import_module(f"pat_jax.commands.{self.body}")  # and JAX, once the options are right
-        return body.run(config, signals, rows)
+        # JAX, once the options are right
+        from pat_jax.run.process.distributed import meet
+
+        body = import_module(f"pat_jax.commands.{self.body}")
+        config = meet(config, signals)
+        with rows.placed(config.run_dir, data_files(config)) as paths:
+            body.run(with_files(config, paths), signals, rows)
+        return config.run_dir
 
 
 def data_files(config: RunConfig | FineTuning) -> list[str]:

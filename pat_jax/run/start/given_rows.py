@@ -35,6 +35,7 @@ class GivenRows:
 
     def __init__(self, data_file: str = "data.jsonl") -> None:
         self._rows: dict[str, tuple[str, bytes]] = {}  # the label in messages, and the content
+        self._placed: dict[str, Path] = {}
         # Options that can have rows, and the names of their files.
         self._names = {"data": data_file, "data.files": data_file, "eval.data": HELDOUT_FILE}
 
@@ -74,7 +75,7 @@ class GivenRows:
         removes the rows if no run has begun there. A UserError raised inside names the rows instead
         of the file."""
         run = Path(run_dir).absolute()
-        files = {name: run / name for name in names if name in self._rows}
+        files = self._placed = {name: run / name for name in names if name in self._rows}
 
         def paths(names: Sequence[str]) -> tuple[str, ...]:
             return tuple(str(files.get(name) or _here(name, run)) for name in names)
@@ -93,13 +94,10 @@ class GivenRows:
             if process_group().is_first:
                 _remove_unused(run, new, existed=existed)
 
-    def keep(self, run_dir: str, used: Sequence[str]) -> None:
-        """Writes missing files again, of the rows that are `used`. Called once this process has
-        locked the folder: another process with the same rows may have failed and removed them."""
-        run = Path(run_dir).absolute()
-        files = {name: run / name for name in self._rows}
-        lost = {name: path for name, path in files.items() if str(path) in used}
-        self._write({name: path for name, path in lost.items() if not path.is_file()})
+    def keep(self) -> None:
+        """Writes placed files again that are missing. Called once this process has locked the
+        folder: another process with the same rows may have failed and removed them."""
+        self._write({name: path for name, path in self._placed.items() if not path.is_file()})
 
     def _write(self, files: Mapping[str, Path]) -> None:
         for name, path in files.items():
