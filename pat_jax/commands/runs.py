@@ -30,8 +30,7 @@ class RunCommand:
     """A command that makes runs, for a shell and for Python.
 
     Attributes:
-      body: the module in `pat_jax.commands` whose `run` makes one, from options with paths of files,
-        signals and the rows that lie there.
+      body: the module in `pat_jax.commands` whose `run` makes one.
       presets: the folder of presets; None offers none.
     """
 
