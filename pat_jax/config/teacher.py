@@ -26,20 +26,9 @@ class TeacherConfig(Options):
         Args:
           weight: weight of the teacher's term (`--algorithm.distill_coef`).
         """
-        given = self.model != ""
-        self.need(
-            "model",
-            given or not weight,
-            f"a model that teaches, with --algorithm.distill_coef {weight:g}",
-        )
-        self.need(
-            "model",
-            weight > 0 or not given,
-            "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
-            "distill sets it",
-        )
-        self.need(
-            "top_k",
-            weight > 0 or not self.top_k,
-            "0 without a teacher (--algorithm.name distill)",
-        )
+        expected = f"a model that teaches, with --algorithm.distill_coef {weight:g}"
+        self.need("model", self.model != "" or not weight, expected)
+        if not weight:
+            use = "--train is true and --algorithm.distill_coef above 0, as --algorithm.name distill sets it"
+            self.need_defaults(["model"], f"unless {use}")
+            self.need_defaults(["top_k"], "without a teacher (--algorithm.name distill)")

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -103,7 +102,7 @@ class RolloutEngine:
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
-        self._draft_model: Params | None = None
+        self.draft_params: Params | None = None
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles the programs, after loading the draft model if there is one.
@@ -118,9 +117,9 @@ class RolloutEngine:
 
     def load_draft_model(self) -> None:
         """Loads the draft model, if there is one and it is not loaded yet."""
-        if self._draft_model is None:
+        if self.draft_params is None:
             some = next(iter(self.layouts.values()))
-            self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
+            self.draft_params = self.specs.drafter.load(some, self.specs.draft_shapes)
 
     def to_compile(self) -> int:
         """Returns how many programs `compile` would compile."""
@@ -130,11 +129,6 @@ class RolloutEngine:
     def text_room(self) -> int:
         """The most tokens of other responses from which a row's drafts are copied; may be 0."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
-
-    @property
-    def draft_params(self) -> Any:
-        """The weights of the draft model, if there is one."""
-        return self._draft_model
 
     @property
     def weights(self) -> Weights:
