@@ -1,4 +1,4 @@
-"""Numbers of a run's page: its tiles, what drafts gave, and rewards that failed."""
+"""Numbers of a run's page: its tiles, and rewards that failed."""
 
 import re
 from collections import Counter
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import NamedTuple, get_args
 
-from pat_jax.common.text_table import Cell, Table, percent, shown
+from pat_jax.common.text_table import Table, percent, shown
 from pat_jax.planning.placement import PlacementName
 from pat_jax.planning.placement_seconds import described
 from pat_jax.run.logging.page.curves import curve, numbers
-from pat_jax.run.logging.page.panels import SOURCES, Rows, number, with_derived
+from pat_jax.run.logging.page.panels import Rows, number, with_derived
 
 
 class Fact(NamedTuple):
@@ -19,6 +19,7 @@ class Fact(NamedTuple):
     more: str = ""  # words that differ
 
 
+SAVED, PREDICTED = "rollout/draft_saved_seconds", "rollout/predicted_draft_saving_s"
 _FAILED = re.compile(r"(?:reward(?:/(?P<name>.+))?/failed/(?P<cause>\w+))|eval/failed")
 
 
@@ -36,6 +37,9 @@ def facts(rows: Rows) -> Iterator[Fact]:
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
         many = f": {count:,.0f}, as predicted, less what they took"
         yield Fact(f"{shown(saved_s)} s", "saved by switches of layout", many)
+    if total(rows, "rollout/drafted"):
+        predicted = f", by the planner's estimate; {shown(total(rows, PREDICTED))} s predicted"
+        yield Fact(f"{shown(total(rows, SAVED))} s", "saved by drafts", predicted)
 
 
 def _speed(rows: Rows) -> Iterator[Fact]:
@@ -73,16 +77,6 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
             yield Fact(f"{before:.3f} → {now:.3f}", f"held-out {name}", f" before and {when}")
         else:
             yield Fact(f"{now:.3f}", f"held-out {name}", f" {when}")
-
-
-def drafts(rows: Rows) -> Table:
-    """Returns a table of accepted draft tokens by source; it is empty if none were verified."""
-    found: list[list[Cell]] = []
-    for key, source in SOURCES.items():
-        verified, accepted = (total(rows, f"rollout/{x}{key}") for x in ("drafted", "accepted"))
-        if verified:
-            found.append([source, int(verified), int(accepted), percent(accepted / verified)])
-    return Table(["drafts from", "tokens verified", "accepted", "acceptance"], found)
 
 
 def failed_rewards(rows: Rows) -> Table:
