@@ -17,6 +17,7 @@ from pat_jax.models.weight_formats import QuantizedWeight
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to so many tokens, a CPU multiplies weights by `_streamed`
 BLOCK = 2**16  # values of a quantized weight that a CPU converts at once: best of 2^15 … 2^17
+ExitHead = Float[Array, "embed embed"]
 
 
 class Rotation(NamedTuple):
@@ -256,3 +257,14 @@ def _swiglu_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Arr
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+
+
+def exit_hidden(
+    hidden: Float[Array, "*batch embed"], head: ExitHead
+) -> Float[Array, "*batch embed"]:
+    """Returns hidden + head · hidden, the input of the policy's output head.
+
+    Args:
+      hidden: output of the early layer, after the policy's final norm.
+    """
+    return hidden + linear(hidden, head)

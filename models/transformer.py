@@ -121,6 +121,7 @@ class Transformer(nnx.Module):
         dtype: jnp.dtype = jnp.float32,
         remat: str = NONE,
         scan_layers: bool = False,
+        depth: int | None = None,
     ) -> Output:
         """Runs the layers on tokens. Without a cache, a row may hold several packed sequences.
 
@@ -133,12 +134,13 @@ class Transformer(nnx.Module):
             the routers choose, or None if the routers choose everywhere.
           remat: which values of each layer the backward pass keeps (`rematerialization.py`).
           scan_layers: whether layers run as a loop if there is no cache (`layer_loop.py`).
+          depth: number of first layers to run, or None for all.
         """
         partition = partition or Partition()
         x = self._embed(tokens, partition).astype(dtype)
         how = {"is_real": tokens >= 0, "partition": partition, "remat": remat}
         run = self._runner(positions, **how)
-        layers = self._layers(recorded)
+        layers = self._layers(recorded)[:depth]
         if cache is None:
             x, routed = _without_caches(run, layers, x, is_loop=scan_layers)
         else:

@@ -196,12 +196,13 @@ class Subject:
         self,
         requests: Sequence[Request],
         planner: Planner,
+        exit_head: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
         should_stop: Callable[[int, np.ndarray], bool] | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none, report = np.zeros(0, int), RolloutReport()
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
-        self.engine.set_weights(self.weights(layout), layout)
+        self.engine.set_weights(self.weights(layout), layout, exit_head)
         stream = self.engine.stream(requests, planner, report, should_stop, earlier=earlier)
         done = dict(stream)
         self.engine.release_weights()

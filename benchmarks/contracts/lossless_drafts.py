@@ -39,6 +39,7 @@ STOP_TOKENS = (5, 9, 17)
 SUMMED = ("drafted", "accepted", "accepted on branches", "preempted", "ended from outside")
 SOURCES = {
     "texts": Drafts((BUDGET,), longest=5, most_tokens=512, texts=8),
+    "first layers": Drafts((BUDGET,), longest=3, most_tokens=512, exit_layer=1),
     "draft model": Drafts((BUDGET,), longest=3, most_tokens=512, has_model=True),
 }
 
@@ -97,12 +98,12 @@ def measure(model: str, source: str, seeds: int) -> Iterator[dict]:
     config = (MODELS | EXPERTS)[model]
     pools = (replace(settings, kv_pages=pages) for pages in (0, SCARCE))
     subjects = [Subject(config, pool, is_compiled=False) for pool in pools]
-    accept_prob = None if drafts.has_model else Acceptance.unseen().accept_prob
+    accept_prob = None if drafts.is_generated else Acceptance.unseen().accept_prob
     for seed in range(seeds):
         subject = subjects[seed % 2]
         requests = with_stop_tokens(make_requests(SETTINGS, seed))
         # The second ones wait until rows are free: what they will say has been said by then.
-        requests = requests if drafts.has_model else requests * 2
+        requests = requests if drafts.is_generated else requests * 2
         whole, _ = subject.run(requests, subject.static(1))
         stops = [stop_of(done) if i % 3 == 1 else None for i, done in enumerate(whole)]
         static = cut(whole, stops)

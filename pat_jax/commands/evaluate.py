@@ -73,7 +73,7 @@ def evaluate_policy(config: EvaluateConfig) -> EvaluationResults:
         with EvaluationFolder(config) as folder:
             if known := len(folder.responses):
                 progress.print(f"{known:,} responses are there already")
-            notes = (*(saved.notes if saved else ()), *problem_sets.notes)
+            notes = (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
             for line in filter(None, notes):
                 progress.print(line)
             _open_reward_models(reward_models, setup)

@@ -124,6 +124,8 @@ def prepared(
         profile=run.profile,
         adapter=config.adapter,
     )
+    if setup.headless:
+        log.warning("%s", setup.headless)
     return Prepared(config, setup, tokenizer, recommended)
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import matches
 
+EXIT = "early_exit:"
 MODEL = "model:"
 SOURCE = matches(
-    rf"auto|none|suffix|{MODEL}.+",
-    f"auto, none, suffix or {MODEL}DIR",
+    rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}|{MODEL}.+",
+    f"auto, none, suffix, {MODEL}DIR or {EXIT}LAYER",
 )
 LONGEST = 16  # most tokens of a draft that options may ask for
 
@@ -23,7 +24,8 @@ class SpeculationConfig(Options):
     source: str = option("auto", SOURCE)
     """Where drafts come from. suffix: what followed earlier occurrences of the last tokens, in the
     response itself, in others to its prompt, or in earlier iterations. model:DIR: a smaller model
-    of the same vocabulary, a Hugging Face checkpoint or owner/name of the Hub. auto: suffix on accelerators; none on a CPU, where a step takes
+    of the same vocabulary, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER:
+    the policy's first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes
     longer the more tokens it verifies. none: no drafts."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
     """Numbers of draft tokens per row and step: each has its own program, and the planner chooses
@@ -45,6 +47,16 @@ class SpeculationConfig(Options):
     def longest(self) -> int:
         """The largest number of tokens of a draft."""
         return self.num_draft_tokens[-1]
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a model generates the drafts, token by token."""
+        return self.exit_layer > 0 or self.draft_model != ""
+
+    @property
+    def exit_layer(self) -> int:
+        """The number of the policy's first layers that propose drafts, or 0 without early exit."""
+        return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0
 
     @property
     def draft_model(self) -> str:

@@ -191,7 +191,7 @@ class DeviceExecutor(Executor):
         tables, drawn = self._tables
         state = DecodeState(self._rows, self._seen, self.pool.pages, tables, drawn, drafting)
         has_drafts = burst.shape.num_draft_tokens > 0
-        is_copied = has_drafts and not self.specs.drafts.has_model
+        is_copied = has_drafts and not self.specs.drafts.is_generated
         accept_prob = burst.accept_prob if is_copied else None
         if accept_prob is not None:
             accept_prob = accept_prob.astype(np.float32)

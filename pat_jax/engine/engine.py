@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +103,7 @@ class RolloutEngine:
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
-        self.draft_params: Params | None = None
+        self._draft_model: Params | None = None
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles the programs, after loading the draft model if there is one.
@@ -117,9 +118,9 @@ class RolloutEngine:
 
     def load_draft_model(self) -> None:
         """Loads the draft model, if there is one and it is not loaded yet."""
-        if self.draft_params is None:
+        if self._draft_model is None:
             some = next(iter(self.layouts.values()))
-            self.draft_params = self.specs.drafter.load(some, self.specs.draft_shapes)
+            self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
 
     def to_compile(self) -> int:
         """Returns how many programs `compile` would compile."""
@@ -129,6 +130,11 @@ class RolloutEngine:
     def text_room(self) -> int:
         """The most tokens of other responses from which a row's drafts are copied; may be 0."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
+
+    @property
+    def draft_params(self) -> Any:
+        """The drafter's weights: those of a draft model, an early-exit head, or None."""
+        return self.weights.exit_head if self._draft_model is None else self._draft_model
 
     @property
     def weights(self) -> Weights:
@@ -145,12 +151,18 @@ class RolloutEngine:
         """The layout of the weights; None if there are none."""
         return self._weights and self._weights.layout
 
-    def set_weights(self, params: Params, layout: Layout) -> None:
+    def set_weights(
+        self, params: Params, layout: Layout, exit_head: np.ndarray | None = None
+    ) -> None:
         """Takes over `params`, already sharded for `layout`; the engine deletes them.
 
         A running stream continues with the weights that it began with.
+
+        Args:
+          exit_head: float[embed, embed], see `layers.exit_hidden`; None stands for zeros. Only
+            early exit uses it: drafts that the policy's first layers propose.
         """
-        self._weights = Weights(self.specs, self.programs, params, layout)
+        self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights, whose memory the update needs."""

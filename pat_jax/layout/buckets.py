@@ -45,7 +45,10 @@ class Drafts:
     # Tokens that a step verifies on a replica, at most: more would cost as much as they gain.
     most_tokens: int = 0
     texts: int = 0  # room for other texts to draft from, as a multiple of the context length
-    has_model: bool = False  # a draft model; without one, drafts are copied from texts
+    # The drafter: the policy's first `exit_layer` layers, or a draft model; without either, drafts
+    # are copied from texts.
+    exit_layer: int = 0
+    has_model: bool = False
     cache_tokens: int = 2**16  # tokens that a draft model's cache has room for, per replica
 
     def of(self, rows: int) -> tuple[int, ...]:
@@ -56,14 +59,14 @@ class Drafts:
         smallest, because each token costs a pass and the first tokens are accepted most often.
         """
         fitting = tuple(n for n in self.num_draft_tokens if rows * (1 + n) <= self.most_tokens)
-        return fitting[:2] if self.has_model else fitting[-2:]
+        return fitting[:2] if self.is_generated else fitting[-2:]
 
     def draft(self, num_draft_tokens: int) -> int:
         """Returns the most tokens that a row's draft may have in a step with `num_draft_tokens`.
 
         Copied drafts share the tokens that a step verifies: those likelier to be accepted get more.
         """
-        return self.longest if num_draft_tokens and not self.has_model else num_draft_tokens
+        return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
     @property
     def most(self) -> int:
@@ -74,12 +77,22 @@ class Drafts:
     def limits(self) -> DraftLimits:
         return DraftLimits(self.longest, self.cache_tokens if self.has_model else math.inf)
 
+    @property
+    def is_generated(self) -> bool:
+        """Whether a model generates the drafts, token by token. All rows' drafts then have the
+        same length, the number of draft tokens."""
+        return self.exit_layer > 0 or self.has_model
+
     def come_from(self, model: ModelConfig | None) -> str:
         """Returns the drafter in words. Steps with equally described drafters take the same time.
 
         Args:
           model: the configuration of the draft model, if there is one.
         """
+        if self.exit_layer:
+            return (
+                f"the first {self.exit_layer} layers" if self.exit_layer > 1 else "the first layer"
+            )
         if model is None:
             return TEXTS
         heads = f"{model.num_heads} and {model.num_kv_heads} heads of {model.head_dim}"

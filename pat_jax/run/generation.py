@@ -25,6 +25,7 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.checkpoints.journal import Batch
+from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import logprob_gap
 
@@ -43,14 +44,16 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
+    exit_head: ExitHeadTrainer | None = None  # only with early-exit drafts
     earlier: EarlierResponses | None = None  # texts that training rollouts copy drafts from
 
     def load(self, params: Params) -> None:
         """Transfers the policy to the engine: the next rollout samples from it."""
         layout = self._first_layout()
+        head = None if self.exit_head is None else self.exit_head.head
         devices = {*self.trainer.layout.devices, *layout.devices}
         with stage(stage_names.TRANSFER, devices):
-            self.engine.set_weights(self.trainer.transfer(params, layout), layout)
+            self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
 
     def compare(self, params: Params) -> float:
         """Returns the difference between the rollout's and the trainer's log-probability of one

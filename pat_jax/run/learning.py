@@ -26,6 +26,7 @@ from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.collect import Experience, ScoredGroups
 from pat_jax.run.logging.speed import describe_update, flops_of, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.init_state import Beginning
 from pat_jax.run.start.setup import Setup
 from pat_jax.training.trainer import POLICY
@@ -100,7 +101,7 @@ class Learned:
 
 
 class Learner:
-    """Holds the states of trained models and of reward shaping."""
+    """Holds the states of trained models, of reward shaping, and of the exit head."""
 
     def __init__(self, setup: Setup, began: Beginning, files: OpenRun):
         config = setup.config
@@ -124,6 +125,20 @@ class Learner:
             role.name: NonFiniteSteps(files.folder, MOST_IN_A_ROW, notify, role.name)
             for role in self._roles.trained
         }
+        depth = setup.engine.specs.drafts.exit_layer if config.train else 0
+        self.exit_head = None
+        if depth:
+            self.exit_head = learned_head(
+                config.run_dir,
+                setup.trainer,
+                depth,
+                self._roles.micro_shapes,
+                config.rollout.temperature,
+            )
+        head = self.exit_head
+        step = began.steps_done
+        if head and step and (lost := head.restore(step)):
+            notify(lost)
 
     @property
     def state(self) -> TrainState:
@@ -163,6 +178,10 @@ class Learner:
             with stage(stage_names.update(role.title), role.layout.devices):
                 states[role.name], results[role.name] = role.update(states[role.name], batch)
         return states, results
+
+    def learn_head(self, batch: TrainBatch) -> dict[str, float]:
+        """Trains the exit head, if there is one, on the same batch. Returns its metrics."""
+        return self.exit_head.trainer.learn(self.state.params, batch) if self.exit_head else {}
 
     def describe(
         self, groups: Sequence[RolloutGroup], learned: Learned, seconds: float

@@ -90,6 +90,7 @@ class Loop:
             learned = run.learner.learn(found)
             measured |= learned.measured
             self.steps.learned(run.whole(found.step, found.history), measured)
+            measured |= run.learner.learn_head(learned.batch)
         waited_s = roles.waited_s - waited_s
         clock.seconds["update"] -= waited_s
         clock.seconds["update/compile"] = waited_s

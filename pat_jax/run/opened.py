@@ -76,7 +76,7 @@ class Run:
         # Counts of whole steps only: the batches of an interrupted step are drawn again.
         meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
         meta |= self.learner.meta | totals.to_json()
-        beside = [self.earlier.save] if self.earlier is not None else []
+        beside = [one.save for one in (self.earlier, self.learner.exit_head) if one is not None]
         return WholeStep(step, self.learner.states, meta, beside)
 
 
@@ -251,6 +251,7 @@ def _generator(
         config.rollout,
         config.seed,
         began.lengths,
+        learner.exit_head and learner.exit_head.trainer,
         earlier and earlier.responses,
     )
     generator.load(params)

@@ -136,7 +136,7 @@ def allowed_placements(setup: Setup) -> list[PlacementName]:
             continue
         # `interleave` moves reward models and frozen roles; without these it equals `flatten`.
         moves = name != "interleave" or setup.reward_models or setup.roles.readers
-        sends_drafts = placed.carriers and setup.engine.specs.drafts.has_model
+        sends_drafts = placed.carriers and setup.engine.specs.drafts.is_generated
         if moves and not places.placement.is_flat and not sends_drafts:
             found.append(name)
     return found

@@ -16,6 +16,7 @@ from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.train_batch import COLUMNS
 from pat_jax.training.build import check_experts, optimizer_of, policy_loss
+from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.own_loss import own_loss
 from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
@@ -41,7 +42,7 @@ def build_roles(
     *,
     rests: bool = False,
     others: Sequence[Any] = (),
-    drafter: Any = (),
+    beside: DrafterState | None = None,
 ) -> Roles:
     """Returns trainers and readers: of the policy, and of the models that read its micro-batches.
 
@@ -50,7 +51,7 @@ def build_roles(
       shapes: shapes of the micro-batches; empty if the run learns nothing and compiles no passes.
       rests: whether models wait in the host's memory while no stage needs them.
       others: shapes and shardings of other arrays that stay on the devices, as of reward models.
-      drafter: shapes and shardings of a draft model's weights, which updates count.
+      beside: arrays that a drafter keeps on the devices.
 
     Raises:
       UserError: a model cannot have the adapters that the options ask for, or `--experts` is set
@@ -65,7 +66,7 @@ def build_roles(
     update = policy.update(losses.policy)
     before = losses.supervised and _supervised(policy, update, losses.supervised)
     trainer = _trainer(
-        policy, held, update, receivers, shapes, rests=rests, supervised=before, drafter=drafter
+        policy, held, update, receivers, shapes, rests=rests, supervised=before, beside=beside
     )
     of_values = None
     if critic and losses.critic:
@@ -100,7 +101,7 @@ def _trainer(
     *,
     rests: bool,
     supervised: Update | None = None,
-    drafter: Any = (),
+    beside: DrafterState | None = None,
 ) -> Trainer:
     trained = model.role.trained
     assert trained
@@ -115,7 +116,7 @@ def _trainer(
         predicts=model.role.is_read,
         is_offloaded=trained.optimization.optimizer.offload,
         rests=trained.waits if rests else "nothing",
-        drafter=drafter,
+        beside=beside,
     )
 
 

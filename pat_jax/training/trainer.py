@@ -20,6 +20,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES
 from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
+from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.handle import Handle
 from pat_jax.training.passes import Passes
 from pat_jax.training.predictions import Predictions, with_routes_of
@@ -54,11 +55,11 @@ class Trainer(Handle):
         others: Sequence[Any] = (),
         is_offloaded: bool = False,
         rests: Resting = "nothing",
-        drafter: Any = (),
+        beside: DrafterState | None = None,
     ):
         """
         Args:
-          drafter: shapes with shardings of a draft model's weights, if there is one.
+          beside: arrays that a drafter keeps on the devices, if any.
           is_offloaded: whether the optimizer's moments are on the devices only in its steps.
           name: name of the role in checkpoints, and the prefix of its metrics.
           others: shapes with shardings of arrays that other roles keep on the devices.
@@ -70,7 +71,7 @@ class Trainer(Handle):
         self.trained, self.policy, self.shardings = trained, trained.policy, trained.shardings
         self.num_iterations = num_iterations
         self.name = name
-        self.drafter = drafter
+        self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
         self.predicts = predicts or self.old in update.loss.needs
@@ -106,7 +107,7 @@ class Trainer(Handle):
     def kept(self) -> list[Any]:
         """Shapes with shardings of this role's arrays on the devices between two updates."""
         state = self.placement.on_devices(self.abstract_state)
-        return [state, self.own_base]
+        return [state, self.own_base, self.beside.always]
 
     @property
     def resident(self) -> list[Any]:
@@ -118,7 +119,8 @@ class Trainer(Handle):
         """Shapes with shardings of all roles' arrays on the devices in the passes of an update,
         except gradients."""
         state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
-        return [state, self.own_base, self.drafter, *self.others]
+        beside = self.beside.always, self.beside.in_updates
+        return [state, self.own_base, *beside, *self.others]
 
     @property
     def own_base(self) -> Any:

@@ -32,7 +32,7 @@ class Stage:
     held: int  # bytes: training state, drafter, and the summed gradients
     taken: int  # bytes: temporaries, and results that do not reuse an argument's buffer
     has_rows: bool = True  # whether it runs on a micro-batch, and takes less for a smaller one
-    drafts: int = 0  # bytes of `held` for a draft model
+    drafts: int = 0  # bytes of `held` for a draft model or the early-exit head's state
 
     @property
     def total(self) -> int:
@@ -110,7 +110,7 @@ def resident_bytes(trainer: Trainer) -> int:
 
 def resting_bytes(trainer: Trainer) -> int:
     """Returns the bytes of a device that are taken before and after an update's steps."""
-    return shard_bytes([*trainer.resident, trainer.drafter, *_before(trainer)])
+    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *_before(trainer)])
 
 
 def _before(trainer: Trainer) -> list[Any]:
@@ -119,7 +119,7 @@ def _before(trainer: Trainer) -> list[Any]:
 
 
 def _draft_bytes(trainer: Trainer) -> int:
-    return shard_bytes([trainer.drafter])
+    return shard_bytes([trainer.beside.always, trainer.beside.in_updates])
 
 
 def _name(key: Key) -> str | None:

@@ -115,7 +115,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
     if not drafter.drafts.num_draft_tokens:
         return
     of_drafter = ""
-    if drafter.drafts.has_model:
+    if drafter.drafts.is_generated:
         of_drafter = f", and for each of its tokens of drafts a pass of {drafter.come_from}"
     yield (
         "A step that verifies drafts is composed as one of as many tokens as it has room for, each "

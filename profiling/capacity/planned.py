@@ -185,6 +185,14 @@ def _notes(
         yield "Prompts as long as the file of lengths says."
     yield "The planner has seen one rollout of the same kind before the first."
     yield "Prompts that samples share are counted for each of them in the KV cache, once in the prefill."
+    depths = [
+        one.compiled_layers[0] for one in programs if one.num_draft_tokens and one.is_extrapolated
+    ]
+    if depths and costs.drafts.exit_layer >= depths[0]:
+        yield (
+            f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers make "
+            "drafts: the times lack those of the other layers (--layers all has them)."
+        )
 
 
 SMALL = 0.01  # share of an update's time; a smaller saving is not mentioned

@@ -19,7 +19,8 @@ class ReplayOptions(Options):
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
     """Probability that a draft token is right if those before it are, for drafts that a model
-    generates (--speculation.source model:DIR). For copied drafts it is built in."""
+    generates (--speculation.source model:DIR or early_exit:LAYER). For copied drafts it is built
+    in."""
     length_scale: float = option(1.0, positive(1000))
     """Factor on the response lengths of the file or the distribution."""
     num_generations: int = option(8, RESPONSES)
@@ -41,8 +42,9 @@ class ReplayOptions(Options):
         super().__post_init__()
         self.need(
             "draft_acceptance",
-            self.speculation.draft_model != "" or self.draft_acceptance == PRIOR_GENERATED,
-            f"{PRIOR_GENERATED} where no model generates drafts; take --speculation.source model:DIR, or leave it out",
+            self.speculation.is_generated or self.draft_acceptance == PRIOR_GENERATED,
+            f"{PRIOR_GENERATED} where no model generates drafts; take --speculation.source model:DIR or "
+            "early_exit:LAYER, or leave it out",
         )
 
     def draw(self, responses: int, cap: int) -> Draw:
@@ -55,6 +57,6 @@ class ReplayOptions(Options):
         """Returns the source of drafts in the requested rollouts, or None without drafts."""
         if not drafts.num_draft_tokens:
             return None
-        if drafts.has_model:
+        if drafts.is_generated:
             return DraftSource.generated(self.speculation.source, self.draft_acceptance)
         return DraftSource.built_in(drafts, self.num_generations)

@@ -36,7 +36,7 @@ class UpdateMemory:
     shortage: str = ""
     tightness: str = ""  # the same, if it hardly fits
     offloaded: int = 0  # bytes of the optimizer that are in host memory between two steps
-    drafts: int = 0  # a draft model
+    drafts: int = 0  # a draft model, or the trained exit head of the first layers
     others: int = 0  # further roles that wait on the device
 
     @property

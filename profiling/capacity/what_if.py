@@ -81,7 +81,7 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
         drafts=drafts,
-        acceptance=acceptance or Acceptance.unseen(is_generated=drafts.has_model),
+        acceptance=acceptance or Acceptance.unseen(is_generated=drafts.is_generated),
     )
 
 

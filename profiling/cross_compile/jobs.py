@@ -11,6 +11,7 @@ from itertools import pairwise
 import jax
 
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram
@@ -49,7 +50,9 @@ def jobs_of(build: TargetBuild) -> list[CompileJob]:
 
 def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     """Returns each program in its largest bucket; switches between neighbouring layouts only."""
-    functions = replace(build.specs.functions, policy=build.policy_of(model))
+    drafts = _within(build.drafter.drafts, build.order.depths)
+    drafter = replace(build.drafter, drafts=drafts)
+    functions = replace(build.specs.functions, policy=build.policy_of(model), drafter=drafter)
     specs = replace(build.specs, functions=functions)
     table = ProgramTable()
     specs.declare(table)
@@ -77,6 +80,12 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
         parts = range(len(runs))
         found.append([Key("reshard", source, target=target, part=part) for part in parts])
     return [_job(table, keys, model.num_layers) for keys in found if keys]
+
+
+def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
+    """Returns `drafts` with an early exit before the last layer of the shallowest model. The exit
+    is the same at every depth, so that numbers are affine in the layers."""
+    return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
 
 
 def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:

@@ -14,7 +14,6 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import of_json
 from pat_jax.config.programs import ProgramChoice
-from pat_jax.engine.device.draft.draft_model import whole_params
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -38,6 +37,7 @@ from pat_jax.training.build import (
     rollout_policy,
 )
 from pat_jax.training.build_roles import build_roles, losses_of
+from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.transfer import Receivers
@@ -172,7 +172,6 @@ class TargetBuild:
         scored = [each for each in models if each.role.devices == "reward"]
         scoring = {each.role.name: each.reader(shapes, rests=rests) for each in scored}
         kept = rollout_policy(policy, run.rollout.weights, of_policy.lora)
-        drafted = self.drafter.policy
         roles = build_roles(
             [each for each in models if each.role.name not in scoring],
             losses_of(run.roles, run.algorithm, is_on_policy=run.updates_per_step == 1),
@@ -180,7 +179,7 @@ class TargetBuild:
             Receivers(dtype, self.layouts, kept),
             rests=rests,
             others=[tree for reader in scoring.values() for tree in reader.resident],
-            drafter=drafted and whole_params(drafted, first, dtype),
+            beside=drafter_state(self.drafter, first, model.embed_dim, dtype, learns=run.trains),
         )
         by_name = {each.role.name: each for each in models}
         return replace(roles, readers={**roles.readers, **scoring}, models=by_name)

@@ -26,8 +26,10 @@ prefill. `DRAFTING_S` is assumed for finding drafts, ranking them and accepting 
 These are many small kernels, since a token of text has four bytes where the cache has some hundred
 thousand. A decode step without drafts has none of them.
 
-If a model proposes drafts, the step begins with one pass of all rows for each draft token. It is a
-pass of the whole model on each device, which takes two tokens of a row and draws one.
+If a model proposes drafts, the step begins with one pass of all rows for each draft token. With
+early exit a pass is a decode step of the policy's first layers, with the matrix of the exit head.
+With a draft model it is a pass of the whole model on each device, which takes two tokens of a row
+and draws one.
 """
 
 from collections.abc import Callable, Sequence
@@ -134,17 +136,25 @@ class Composer(LayerTimes):
         *,
         each: int,
         drawn: int,
+        layers: int | None = None,
     ) -> float:
-        """Returns the seconds of a pass: `each` tokens of each row go through all layers,
-        and `drawn` of them through the head."""
+        """Returns the seconds of a pass: `each` tokens of each row go through the first `layers`
+        (by default all), and `drawn` of them through the head."""
         model = self.model
         tokens = rows * each
+        layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
-        in_layers = self._layers_ms(tokens, split) + model.num_layers * of_each
+        in_layers = self._layers_ms(tokens, split, layers) + layers * of_each
         vocab = model.padded_vocab_size
         head = self.kernels.head(rows * drawn, vocab // split.tp, model.embed_dim)
         on_device = (in_layers + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
-        return on_device + self.decode_links_s(tokens, split) + self.unlisted.row * tokens
+        return on_device + self.decode_links_s(tokens, split, layers) + self.unlisted.row * tokens
+
+    def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
+        """Returns the seconds of a pass through the first `layers` and the exit head, which
+        proposes one token of each row's draft."""
+        seconds = self._pass_s(split, rows, length, each=1, drawn=1, layers=layers)
+        return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
         """Returns the seconds of a pass in which this model, as draft model, proposes a token for
@@ -220,6 +230,8 @@ class Composer(LayerTimes):
         def drafted(num_draft_tokens: int, split: Split, rows: int, length: int) -> float:
             """Returns the seconds to verify drafts, with the passes that propose them."""
             proposed = draft_model.asked(rows, length) if draft_model else 0.0
+            if drafts.exit_layer:
+                proposed = self.early_exit(split, rows, length, drafts.exit_layer)
             verified = self.decode_step(split, rows, length, num_draft_tokens)
             return verified + num_draft_tokens * proposed
 

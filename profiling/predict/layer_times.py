@@ -36,10 +36,10 @@ class LayerTimes:
         """Returns the number of parts into which a replica divides the KV heads."""
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
-    def kinds(self) -> dict[bool, int]:
-        """Returns the number of layers with experts (True) and without (False). A kind without
-        layers is left out."""
-        layers = self.model.num_layers
+    def kinds(self, layers: int | None = None) -> dict[bool, int]:
+        """Returns the number of layers with experts (True) and without (False) among the first
+        `layers`, by default all. A kind without layers is left out."""
+        layers = layers or self.model.num_layers
         dense = num_dense(self.model, layers)
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
 
@@ -90,10 +90,10 @@ class LayerTimes:
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
         )
 
-    def _layers_ms(self, tokens: int, split: Split) -> float:
+    def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
         """Returns milliseconds of all layers' products and elementwise kernels on one device."""
         total = 0.0
-        for is_sparse, count in self.kinds().items():
+        for is_sparse, count in self.kinds(layers).items():
             kv_ways = self.kv_ways(split.tp)
             moved = passes(self.model, tokens, split.tp, kv_ways, is_sparse=is_sparse)
             layer = self.products_ms(tokens, split, is_sparse=is_sparse)
@@ -125,12 +125,12 @@ class LayerTimes:
             exchanged += 2e3 * waiting_s(self.kernels.chip, over.dp)
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
-    def decode_links_s(self, tokens: int, split: Split) -> float:
-        """Returns the seconds that links add to a step with `tokens` of each replica: in all
-        layers, for the sum of embeddings and for the logits."""
+    def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
+        """Returns the seconds that links add to a step with `tokens` of each replica: in the first
+        `layers`, by default all, for the sum of embeddings and for the logits."""
         chip = self.kernels.chip
         seconds = 0.0
-        for is_sparse, count in self.kinds().items():
+        for is_sparse, count in self.kinds(layers).items():
             sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)
             if sent:
                 beside = self.products_ms(tokens, split, is_sparse=is_sparse)

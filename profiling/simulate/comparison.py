@@ -112,7 +112,7 @@ def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Compa
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
     drafting = None
     if machine.drafts.longest:
-        believed = Acceptance.unseen(is_generated=machine.drafts.has_model)
+        believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
         one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
         drafting = _summed(DRAFTING, _learning(workloads, one, machine))
     adaptive = _learning(workloads, planner, machine)

@@ -69,7 +69,7 @@ class Machine:
     def __post_init__(self):
         if self.drafts.num_draft_tokens and self.acceptance is None:
             raise ValueError("drafts that have programs need an acceptance.")
-        if self.acceptance and self.acceptance.is_generated != self.drafts.has_model:
+        if self.acceptance and self.acceptance.is_generated != self.drafts.is_generated:
             raise ValueError(
                 "drafts of a model need an acceptance of their own, not that of copied drafts."
             )

@@ -15,9 +15,11 @@ from runs import QWEN3, write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 from saved_runs import learned, policy_of, save_run
 
+from pat_jax import generate
 from pat_jax.commands import evaluate_pairs
+from pat_jax.commands import generate as generate_command
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse
+from pat_jax.config.command_line import dump, parse
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -26,6 +28,8 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.results.session import SessionSetup
+from pat_jax.run.start.exit_head_state import FOLDER, as_bytes
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 
@@ -82,6 +86,49 @@ def test_a_policy_says_what_its_export_says(monkeypatch, tmp_path, folder, capsy
         policy = json.loads((tmp_path / "found" / "results.json").read_text())["options"]
         assert (policy["checkpoint"], policy["model"]) == (4, str(folder / "base"))
         assert f"the policy after step 4 of {folder / 'full'}" in told
+
+
+def drafting(monkeypatch, tmp_path: Path, folder: Path, who: str, layer: int) -> np.ndarray:
+    """The head that the first layers draft with, where a run's checkpoint is evaluated or generates."""
+    source = f"early_exit:{layer}"
+    if who == "session":
+        monkeypatch.setattr(generate_command, "configure", lambda _: jax.devices()[:2])
+        options = {"max_length": 64, "batch": 2, "layout": "dp2tp1"}
+        options["speculation.source"] = source
+        opened = generate.session(options, run=folder / "full").session
+    else:
+        seen, real = [], SessionSetup.open
+
+        def remembered(*args, **options):
+            seen.append(real(*args, **options))
+            return seen[-1]
+
+        monkeypatch.setattr(SessionSetup, "open", remembered)
+        run = ["--run_dir", str(folder / "full"), "--speculation.source", source]
+        output(monkeypatch, tmp_path, folder, *run, out="out")
+        (opened,) = seen
+    return np.asarray(opened.engine.weights.exit_head)
+
+
+@pytest.mark.slow  # compiles bursts with drafts
+@pytest.mark.parametrize("who", ["evaluate", "session"])
+def test_first_layers_draft_with_what_the_run_has_learned(
+    monkeypatch, tmp_path: Path, folder: Path, capsys, caplog, who: str
+):
+    embed = policy_of(folder / "base").config.embed_dim
+    head = np.random.default_rng(0).normal(size=(embed, embed)).astype(np.float32)
+    run, options = folder / "full", ["--model", str(folder / "base"), "--steps", "4"]
+    data = str(folder / "sums.jsonl")
+    (run / "config.yaml").write_text(dump(parse([*options, "--data", data, "--run_dir", str(run)])))
+    path = run / FOLDER / "step-4.bin"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(as_bytes(1, {".params": head}))
+    assert (drafting(monkeypatch, tmp_path, folder, who, layer=1) == head).all()
+    assert str(path) not in capsys.readouterr().err + caplog.text
+    path.unlink()
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    assert (drafting(monkeypatch, tmp_path, folder, who, layer=1) == 0).all()
+    assert f"{path} is not there" in capsys.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.engine.warm_up.timings import Timed
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.layout.buckets import Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.profiling.capacity.page import page, plan_text
@@ -42,9 +41,11 @@ def report_of(source: str, *options: str, asked: list[str] = SHORT) -> PlanRepor
     return planned(plan.question_of(parse(argv, PlanConfig, prog="plan", presets=None), "it"), None)
 
 
-@pytest.mark.slow
-def test_a_plan_says_what_they_give_and_what_is_assumed():
-    source = "model:qwen3-0.6b"
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [("early_exit:9", 0.7), pytest.param("model:qwen3-0.6b", 0.99, marks=pytest.mark.slow)],
+)
+def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: float):
     asked = ["--model", "qwen3-8b", *SHORT[2:]]
     worse, better = (
         report_of(source, "--draft_acceptance", right, asked=asked) for right in ("0.5", "0.95")
@@ -56,7 +57,7 @@ def test_a_plan_says_what_they_give_and_what_is_assumed():
     assert 1.0 <= output[0] < output[1] <= 4.0  # budgets of 1 and 3
     # A pass of Qwen3-0.6B takes more than half of a step in the layout with the most TP.
     drafting = better.comparison.drafting
-    assert drafting and drafting.mean_s < 0.99 * better.comparison.adaptive.mean_s
+    assert drafting and drafting.mean_s < share * better.comparison.adaptive.mean_s
     text = plan_text(better)
     assert "assumed: each token with a probability of 0.95" in text and source in text
     assert "for each of its tokens of drafts a pass of" in text and source in page(better)
@@ -64,8 +65,8 @@ def test_a_plan_says_what_they_give_and_what_is_assumed():
 
 def test_where_they_do_not_pay_none_are_made():
     guess = "assumed: each token with a probability of 0.6 where"
-    assert guess in plan_text(report_of("model:tiny"))
-    report = report_of("model:tiny", "--draft_acceptance", "0.02")
+    assert guess in plan_text(report_of("early_exit:1"))
+    report = report_of("early_exit:1", "--draft_acceptance", "0.02")
     drafting, adaptive = report.comparison.drafting, report.comparison.adaptive
     assert drafting is not None
     assert drafting.mean_s < 1.02 * adaptive.mean_s and drafting.tokens_per_step[0] < 1.02
@@ -86,13 +87,14 @@ def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
+        ("early_exit:2", (), "expected early_exit:LAYER with a layer from 1 to 1, because"),
         (
             "model:nowhere",
             (),
             "expected model: and the folder of a checkpoint, or a built-in shape",
         ),
         ("model:qwen3-0.6b", (), "a draft model with the policy's 128 tokens, but this one has"),
-        ("model:tiny", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
+        ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
         ("model:tiny", ("--draft_acceptance", "0"), "is 0.0: expected a number in (0, 1)"),
         ("suffix", ("--draft_acceptance", "0.7"), "expected 0.6 where no model generates drafts"),
     ],
@@ -118,9 +120,9 @@ class TestSimulate:
     @pytest.fixture(scope="class")
     @classmethod
     def profile(cls, tmp_path_factory) -> Path:
-        """Of a machine whose steps verify the drafts of a model."""
+        """Of a machine whose steps verify drafts that the first layer says."""
         path = tmp_path_factory.mktemp("profile") / "made-up.json"
-        return save_profile(path, {3: 1.2}, drafts_from=Drafts(has_model=True).come_from(TINY))
+        return save_profile(path, {3: 1.2}, drafts_from="the first layer")
 
     @staticmethod
     def asked(profile: Path, *options: str) -> list[str]:
@@ -130,7 +132,7 @@ class TestSimulate:
 
     def test_they_are_replayed_where_their_steps_were_measured(self, profile, in_process, tmp_path):
         out = tmp_path / "out.json"
-        options = ["--speculation.source", "model:tiny", "--draft_acceptance", "0.8"]
+        options = ["--speculation.source", "early_exit:1", "--draft_acceptance", "0.8"]
         options += ["--device_memory_gib", "10", "--out", str(out)]
         printed = in_process(simulate.main, *self.asked(profile, *options))
         assert "assumed: each token with a probability of 0.8" in printed
@@ -140,7 +142,7 @@ class TestSimulate:
         assert row["tokens_per_step"][0] == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.05)
         assert row["mean_s"] < adaptive["mean_s"]
 
-    @pytest.mark.parametrize("source", ["suffix"])
+    @pytest.mark.parametrize("source", ["suffix", "model:tiny"])
     def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_them(
         self, profile: Path, in_process, refused, source: str
     ):
@@ -152,9 +154,7 @@ class TestSimulate:
 
     def test_by_itself_it_drafts_nothing_then_and_says_why(self, profile: Path, in_process):
         printed = in_process(simulate.main, *self.asked(profile))
-        assert (
-            f"drafts are from {Drafts(has_model=True).come_from(TINY)}, not from texts" in printed
-        )
+        assert "drafts are from the first layer, not from texts: none are made" in printed
 
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")

@@ -40,7 +40,7 @@ def measured(one: Subject) -> CostModelPlanner:
         tuple(one.engine.layouts),
         replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9)),
         LengthModel.empty(specs.buckets.lengths[-1]),
-        acceptance=Acceptance.unseen(is_generated=specs.drafts.has_model),
+        acceptance=Acceptance.unseen(is_generated=specs.drafts.is_generated),
         drafts=specs.drafts.limits,
     )
 

@@ -17,6 +17,7 @@ from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import NEG_INF
 from pat_jax.engine.device.draft.draft_model import of_size
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.sizing.draft_choice import (
     DraftChoice,
     drafter_of,
@@ -35,16 +36,26 @@ def chosen(source: str, model: ModelConfig = QWEN3) -> DraftChoice:
     return wanted_drafts(config, Policy.from_config(model), "cpu", 32)
 
 
+def test_a_layer_before_the_last_drafts():
+    choice = chosen("early_exit:1", replace(QWEN3, num_layers=2))
+    assert isinstance(choice.drafter, EarlyExit) and choice.drafter.drafts.exit_layer == 1
+    assert "first 1 of 2 layers" in choice.reason
+
+
 @pytest.mark.parametrize(
     ("source", "num_layers", "words"),
     [
+        ("early_exit:2", 2, "early_exit:LAYER with a layer from 1 to 1, because"),
+        ("early_exit:40", 2, "early_exit:LAYER with a layer from 1 to 1, because"),
+        ("early_exit:1", 1, "because the model has only one layer"),
         ("model:nothing", 2, "is 'model:nothing': expected model:DIR with the folder of a"),
-        *((x, 2, "auto, none, suffix or model:DIR") for x in ("early_exit:1", "model:", "")),
+        *((x, 2, "suffix, model:DIR or early_exit:LAYER") for x in ("early_exit:0", "model:", "")),
     ],
 )
 def test_sources_that_cannot_draft(source: str, num_layers: int, words: str):
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as refused:
         chosen(source, replace(QWEN3, num_layers=num_layers))
+    assert "from 1 to 0" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

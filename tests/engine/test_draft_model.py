@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from after_warm_up import NowAndThen, check_in_all_layouts
 from fakes import made_up_latency
@@ -23,13 +24,28 @@ from restless import Restless
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
 from pat_jax.common.hosts.together import ProcessGroup
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.device_executor import Digest
+from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import Step
 from pat_jax.planning.types import Split
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.supervised import CrossEntropy
+from pat_jax.rl.algorithm.update import Update
+from pat_jax.rl.batches.batches import to_supervised_batch
+from pat_jax.rl.batches.train_batch import TrainBatch
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.training.exit_head import ExitHeadTrainer
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 from tests.lossless import MODELS, Settings, Subject
 
 pytestmark = pytest.mark.usefixtures("free_pages")
@@ -145,16 +161,21 @@ def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_draft
 
 
 @pytest.mark.slow  # a whole command
-def test_runs_in_which_a_model_may_draft(tmp_path: Path):
+@pytest.mark.parametrize("who", ["a model", "first layers"])
+def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     """Loaded, compiled, warmed up and priced; whether there are drafts is the planner's choice."""
     model = write_checkpoint(tmp_path / "model", replace(QWEN3, num_layers=2))
     draft, folder = write_checkpoint(tmp_path / "draft"), tmp_path / "run"
+    source = f"model:{draft}" if who == "a model" else "early_exit:1"
     output = run(
         *SMALL_ROLLOUT, "--model", str(model), "--data", str(write_problems(tmp_path / "sums.jsonl")),
         *("--rollout.max_prompt_length", "256", "--reward", "math", "--run_dir", str(folder)),
-        *("--speculation.source", f"model:{draft}", "--speculation.num_draft_tokens", "3", "--eval.every", "0"),
+        *("--speculation.source", source, "--speculation.num_draft_tokens", "3", "--eval.every", "0"),
     )  # fmt: skip
     assert "2 steps in" in output
+    metrics = read_metrics(folder / "metrics.jsonl")
+    losses = [row["train/exit_head_loss"] for row in metrics if "train/exit_head_loss" in row]
+    assert len(losses) == (2 if who == "first layers" else 0) and np.isfinite(losses).all()
 
 
 def test_what_its_cache_holds_is_compared(monkeypatch):
@@ -181,15 +202,91 @@ def test_what_its_cache_holds_is_compared(monkeypatch):
     assert names == ["drafts"]
 
 
+OF_LAYERS = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=256, exit_layer=1)
+
+
+@cache
+def exiting() -> Subject:
+    settings = Settings(min_rows=16, min_length=64, drafter=EarlyExit(OF_LAYERS))
+    return Subject(MODELS["kv2"], settings, num_devices=2)
+
+
+@cache
+def exiting_subject(share: float) -> Subject:
+    """
+    Args:
+      share: of what the last layer adds; 0: the first says all.
+    """
+    return with_share_of_the_last(exiting(), share)
+
+
+def test_no_token_changes_and_the_nearer_the_first_layers_are_the_more_is_right():
+    shares = []
+    for share, tp in ((1.0, 1), (0.2, 2), (0.0, 2)):
+        one = exiting_subject(share)
+        report = check(one, replace(one.static(tp), num_draft_tokens=3))
+        shares.append(accepted(report))
+        assert {burst.num_draft_tokens for burst in report.bursts} == {3}
+    # What is drafted behind the last token of a response is for nothing.
+    assert 2 / 61 < shares[0] < shares[1] < shares[2] > 0.85  # by chance one of 61
+    one = exiting_subject(0.2)
+    report = check(one, replace(one.adaptive((1, 2, 1), "mixed", 16), num_draft_tokens=3))
+    assert len(report.switches) == 2 and accepted(report) > 0.3
+
+
+def test_after_the_warm_up_first_layers_compile_nothing():
+    assert accepted(check_in_all_layouts(exiting_subject(0.2), requests(), 3)) > 0.3
+
+
 def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
-    """Who drafts is part of their times."""
-    one = subject(0.0)
-    split = next(iter(one.engine.layouts))
-    own = one.engine.specs.drafter.come_from
+    """What says the drafts is in their times."""
+    split = next(iter(exiting().engine.layouts))
     known = made_up_latency({split: 1.0}, {split: 0.1}, reshard=0.0, migrate_per_token=0.0)
     known = replace(known, verify_table={(split, 16, 64, 3): 2.0})
-    for source, is_kept in (("texts", False), (own, True)):
-        warmup = Warmup(one.engine, known=replace(known, drafts_from=source))
+    for source, is_kept in (("texts", False), ("the first layer", True)):
+        warmup = Warmup(exiting().engine, known=replace(known, drafts_from=source))
         assert warmup.measured.decode_table == known.decode_table
         assert warmup.measured.verify_table == (known.verify_table if is_kept else {})
-        assert warmup.measured.drafts_from == own
+        assert warmup.measured.drafts_from == "the first layer"
+
+
+def test_a_head_learns_what_its_policy_says():
+    """By samples of it: then more of what the first layers say is right, of prompts not seen too."""
+    one, shape = exiting_subject(0.5), (8, 64)
+    layout = next(iter(one.engine.layouts.values()))
+    model = model_functions(one.policy, layout, jnp.float32)
+    update = Update(Predictor(model, 61), optax.sgd(0.0), CrossEntropy())
+    trainer = Trainer(
+        TrainableParams(one.policy, layout), update, Receivers(jnp.float32), micro_shapes=[shape]
+    )
+    learner = ExitHeadTrainer(
+        trainer, depth=1, micro_shapes=[shape], dtype=jnp.float32, logit_tokens=512, temperature=0.5
+    )
+    learner.compile()
+    params, losses = jax.device_put(one.params, trainer.shardings), []
+    for seed in range(2, 18):
+        asked = sampled_requests(seed)
+        done, _ = one.run(asked, one.static(1))
+        generated = [(x.tokens, y.tokens) for x, y in zip(asked, done, strict=True)]
+        batch = TrainBatch([to_supervised_batch(generated, micro_shapes=[shape])], 1.0)
+        losses += [learner.learn(params, batch)["train/exit_head_loss"] for _ in range(8)]
+    planner = replace(one.static(1), num_draft_tokens=3)
+    before, after = (
+        accepted(one.run(sampled_requests(1), planner, head)[1]) for head in (None, learner.head)
+    )
+    unseen = losses[::8]  # of each batch before it is learned from
+    assert np.mean(unseen[-4:]) < np.mean(unseen[:4]) - 0.1
+    assert after > 1.15 * before
+
+
+def sampled_requests(seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            tuple(rng.integers(3, 61, 10).tolist()),
+            sequence_key(seed, i),
+            48,
+            Sampling(temperature=0.5),
+        )
+        for i in range(16)
+    ]

@@ -20,6 +20,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -212,13 +213,15 @@ def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(vocab_
     assert 0.98 * steps <= predicted.steps <= 1.5 * steps
 
 
-def test_a_model_that_drafts_is_counted_with_its_cache():
+def test_a_model_that_says_drafts_is_counted_with_its_cache_and_a_head_of_layers_too():
     specs = specs_of(64, 256)
-    own = specs.functions.policy
+    own, texts = specs.functions.policy, bytes_of(specs)
     model = own.config
+    by_layers = bytes_of(specs, EarlyExit(replace(DRAFTS, exit_layer=1, texts=0)))
     by_model = bytes_of(specs, ModelDrafter(replace(DRAFTS, has_model=True), own))
     weights = sum(x.size * 4 for x in jax.tree.leaves(own.abstract(DTYPE)))
     for split in specs.layouts:
+        assert by_layers[split] == (4 * model.embed_dim**2, texts[split].steps)
         rows = specs.buckets.rows[split][-1]
         pages = 1 + rows * 256 // 16
         cache = 4 * 2 * model.num_layers * pages * 16 * model.num_kv_heads * model.head_dim
@@ -239,7 +242,7 @@ def test_where_it_does_not_fit_the_sentence_says_how_to_do_without():
 def test_of_the_budgets_with_room_few_have_programs(rows: int, numbers: tuple[int, ...]):
     """The largest of drafts that are copied; the smallest of those that cost a pass for each token."""
     copied = Drafts(numbers, longest=8, most_tokens=256, texts=4)
-    generated = replace(copied, texts=0, has_model=True)
+    generated = replace(copied, texts=0, exit_layer=1)
     fitting = [n for n in numbers if rows * (1 + n) <= 256]
     for drafts in (copied, generated):
         assert set(drafts.of(rows)) <= set(fitting)

@@ -42,5 +42,5 @@ def drafting(
     }
     truth = replace(truth, verify_table=verify)
     is_generated = acceptance is not None and acceptance.is_generated
-    drafts = replace(drafts, has_model=True, texts=0) if is_generated else drafts
+    drafts = replace(drafts, exit_layer=1, texts=0) if is_generated else drafts
     return replace(machine, truth=truth, drafts=drafts, acceptance=acceptance)

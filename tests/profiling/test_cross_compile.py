@@ -266,9 +266,14 @@ REAL = replace(preset("qwen3-0.6b"), num_layers=2, vocab_size=4096)
 
 @pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
-def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(text, tmp_path):
-    order = order_of(Target.parse(text), CONFIG, REAL, DEPTHS["few"])
+@pytest.mark.parametrize(
+    ("text", "source"), [("v5e:2x2", "auto"), ("h100:4", "auto"), ("h100:4", "early_exit:1")]
+)
+def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(
+    text, source, tmp_path
+):
+    config = replace(CONFIG, speculation=SpeculationConfig(source))
+    order = order_of(Target.parse(text), config, REAL, DEPTHS["few"])
     texts = tmp_path / "texts"
     texts.mkdir()
     found, here = compile_for(order, folder=tmp_path, texts=texts), by_arithmetic(order)

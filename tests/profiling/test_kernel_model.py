@@ -195,6 +195,15 @@ class TestGeneratedDrafts:
     splits = (Split(8, 1), Split(1, 8))
     buckets = Buckets.of(splits, 64, BucketLimits(1, 512, 1024))
 
+    @pytest.mark.parametrize("split", splits, ids=str)
+    def test_all_layers_that_exit_are_a_decode_step_and_the_head(self, split: Split):
+        head = self.composer.kernels.gemm(4, LLAMA.embed_dim, LLAMA.embed_dim) / 1e3
+        step = self.composer.decode_step(split, 4, 1024)
+        assert self.composer.early_exit(split, 4, 1024, 32) == pytest.approx(step + head)
+        few = [self.composer.early_exit(split, 4, 1024, layers) for layers in (8, 16, 24)]
+        assert few[2] - few[1] == pytest.approx(few[1] - few[0])  # a quarter of the layers
+        assert few[0] > 0.2 * step
+
     @pytest.mark.parametrize("num_draft_tokens", [1, 3])
     def test_a_draft_model_takes_as_long_in_every_layout(self, num_draft_tokens: int):
         """Whole on each device, two tokens of each row, one of them drawn."""

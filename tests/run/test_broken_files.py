@@ -46,6 +46,7 @@ from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.sft.loop import Drawn
 from pat_jax.run.start.earlier_texts import as_bytes as earlier_bytes
 from pat_jax.run.start.earlier_texts import put_bytes
+from pat_jax.run.start.exit_head_state import of_bytes
 from pat_jax.run.start.init_state import _resumed
 from pat_jax.run.start.shaping import Shaping
 from pat_jax.run.start.totals import Totals
@@ -301,10 +302,15 @@ def test_what_lies_beside_checkpoints(where: int, wild: str):
     line, _, tokens = body.partition(b"\n")
     told = with_wild(json.loads(line), where, wild).encode()
     found = EarlierResponses(1000, 100, BESIDE)
-    try:
-        put_bytes(sealed("earlier responses", told + b"\n" + tokens), 5, found)
-    except ValueError as error:
-        assert len(str(error)) < 1000
+    for call in (
+        lambda: put_bytes(sealed("earlier responses", told + b"\n" + tokens), 5, found),
+        lambda: of_bytes(sealed("exit head", told + b"\n" + tokens), 5),
+        lambda: of_bytes(sealed("exit head", b'{"layer": 5}\n' + told), 5),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/full")])

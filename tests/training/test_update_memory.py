@@ -24,7 +24,9 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import UpdateMemory
 from pat_jax.programs.programs import Key
+from pat_jax.run.start.exit_head_state import learned_head
 from pat_jax.run.start.setup import Setup, build
+from pat_jax.training.build import micro_shapes
 from pat_jax.training.roles import Roles
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (
@@ -168,6 +170,23 @@ def check_counted(one: Setup, drafts: int) -> None:
         check_state(Roles(trainer), need - 1)
 
 
+def test_what_a_head_has_learned_lies_beside_rollouts_and_updates():
+    source = "--speculation.source", "early_exit:1"
+    one, none = setup(*source), setup("--speculation.source", "none")
+    config = parse([*TINY, "--run_dir", "unused", *source])
+    layout = one.trainer.layout
+    shapes = micro_shapes(config.micro_batches, layout.split.dp, layout.platform)
+    head = learned_head(config.run_dir, one.trainer, 1, shapes, config.rollout.temperature)
+    there = on_first_device(head.trainer.state)
+    embed = one.policy.config.embed_dim
+    assert 0 <= there - 3 * 4 * embed**2 < 64  # with two moments, and counters
+    assert one.memory.resident - none.memory.resident == there
+    check_counted(one, there)
+    assert (
+        setup(*source, "--train", "false").memory.resident < one.memory.resident
+    )  # learns nothing
+
+
 def test_a_draft_model_lies_beside_updates_and_is_the_drafts_of_rollouts(tmp_path: Path):
     model = write_checkpoint(tmp_path / "model")
     draft = write_checkpoint(tmp_path / "draft")
@@ -209,8 +228,11 @@ def update_of(model: str, source: str) -> tuple[UpdateMemory, str]:
 def test_a_plan_counts_them():
     none, _ = update_of("tiny", "none")
     embed = preset("tiny").embed_dim
-    same, told = update_of("tiny", "model:tiny")
-    assert same.total - none.total == same.drafts and "drafts" in told
+    head, told = update_of("tiny", "early_exit:1")
+    assert 0 <= head.drafts - 3 * 4 * embed**2 < 64 and head.total - none.total == head.drafts
+    assert "drafts" in told
+    same, _ = update_of("tiny", "model:tiny")
+    assert same.total - none.total == same.drafts
     # Weights of the same shape, whole on every device, in the type that the rollout computes in.
     config = preset("tiny")
     embedding = config.vocab_size * embed

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import OptionError, require
-from pat_jax.config.speculation import MODEL, SpeculationConfig
+from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER, drafter_for
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
@@ -53,7 +53,8 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
         config.num_draft_tokens,
         config.longest,
         ON_CPU if platform == "cpu" else ON_ACCELERATORS,
-        texts=0 if config.draft_model else TEXTS_ROOM,
+        texts=0 if config.is_generated else TEXTS_ROOM,
+        exit_layer=config.exit_layer,
         has_model=config.draft_model != "",
     )
 
@@ -78,7 +79,8 @@ def drafter_of(
     folder: str = "",
 ) -> Drafter:
     """Returns the drafter that the options ask for, whether its drafts pay or not. Raises UserError
-    if the draft model has another vocabulary or too short a context.
+    if the early-exit layer is the policy's last or does not exist. Raises it, too, if the draft
+    model has another vocabulary or too short a context.
 
     Args:
       model: the policy's configuration.
@@ -88,6 +90,15 @@ def drafter_of(
       folder: folder of the policy's checkpoint; without one, no tokenizers are compared.
     """
     drafts = drafts_of(config, platform)
+    if drafts.exit_layer:
+        num_layers = model.num_layers
+        expected = (
+            f"{EXIT}LAYER with a layer from 1 to {num_layers - 1}, because the model has {num_layers} layers"
+            if num_layers > 1
+            else f"suffix or {MODEL}DIR, because the model has only one layer and cannot exit before it"
+        )
+        is_before_the_last = drafts.exit_layer < num_layers
+        require(is_before_the_last, "speculation.source", config.source, expected)
     if not drafts.has_model:
         return drafter_for(drafts)
     own = configuration(config.draft_model)
@@ -117,17 +128,19 @@ def wanted_drafts(
             "(--speculation.source suffix makes drafts)",
         )
     drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
-    words = f"speculation: drafts of up to {_source_words(config, drafter)}"
+    words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
     return DraftChoice(drafter, f"{words}, where they are predicted to pay")
 
 
-def _source_words(config: SpeculationConfig, drafter: Drafter) -> str:
+def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
     drafts = drafter.drafts
     own = drafter.policy
-    if own is None:
+    if not drafts.is_generated:
         others = " and others to its prompt" * (drafts.texts > 0)
         return f"{drafts.longest} tokens from a response's own text{others}"
-    proposed_by = f"{config.draft_model} ({own.config.num_layers} layers)"
+    proposed_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
+    if own is not None:
+        proposed_by = f"{config.draft_model} ({own.config.num_layers} layers)"
     return f"{drafts.num_draft_tokens[-1]} tokens, proposed by {proposed_by}"
 
 

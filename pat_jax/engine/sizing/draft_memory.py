@@ -27,7 +27,7 @@ SCORES = 2  # float32 arrays of attention scores held at a time, if no kernel co
 class DraftBytes(NamedTuple):
     """The bytes per device that drafts need."""
 
-    source: int = 0  # texts to copy from, or a draft model with its cache
+    source: int = 0  # texts to copy from, a draft model with its cache, or the exit head
     steps: int = 0  # temporaries: logits of all tokens that a step verifies, arrays of sampling
 
 

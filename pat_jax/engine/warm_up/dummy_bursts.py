@@ -60,7 +60,7 @@ class DummyBursts:
         shape = Shape(self.layout.split, self.rows, self.length, num_draft_tokens)
         program = self.programs[decode_key(shape)]
         steps, state, reserved = self._burst(num_draft_tokens)
-        is_copied = num_draft_tokens > 0 and not self.specs.drafts.has_model
+        is_copied = num_draft_tokens > 0 and not self.specs.drafts.is_generated
         accept_prob = np.zeros((2, KINDS, 1 + MAX_RUN), np.float32) if is_copied else None
         until = Until(np.int32(steps), np.int32(0), accept_prob)
         once = partial(self._run, program, state, reserved, until, has_drafts=num_draft_tokens > 0)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import Device
 from pat_jax.config.engine import EngineChoice
@@ -27,6 +29,7 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.roles.weights import Load, weights_of_model, weights_of_run
 from pat_jax.run.start.engine_setup import build_engine
+from pat_jax.run.start.exit_head_state import saved_head
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.run.start.profiles import find_profile, profile_subject
 
@@ -43,6 +46,8 @@ class SessionSetup:
     asked_profile: str  # the value of --profile
     profile: Profile | None  # measured before this start, if any was
     load: Load  # loads the weights
+    exit_head: np.ndarray | None = None  # learned by a run; see `RolloutEngine.set_weights`
+    headless: str = ""  # why early exit drafts without a learned head, if it does
     resident: Sequence[Any] = ()  # shapes with shardings of other arrays on the devices
 
     @classmethod
@@ -67,11 +72,14 @@ class SessionSetup:
           resident: shapes with shardings of other arrays on the devices.
         """
         engine = build_engine(asked, task, model, devices, resident)
+        head = None
+        headless = ""
         if saved is None:
             load = weights_of_model(asked.model, model, adapter, task.seed)
         else:
             layout = next(iter(engine.layouts.values()))
             load = weights_of_run(asked.model, saved, Policy.from_config(model), layout, task.seed)
+            head, headless = saved_head(saved, engine)
         subject = profile_subject(model, asked.rollout, asked.dtype, devices)
         return cls(
             rollout=asked.rollout,
@@ -80,6 +88,8 @@ class SessionSetup:
             asked_profile=profile,
             profile=find_profile(profile, subject),
             load=load,
+            exit_head=head,
+            headless=headless,
             resident=resident,
         )
 
@@ -94,7 +104,7 @@ class SessionSetup:
             _compile(engine)
         planner = self._planner()
         first = next(iter(engine.layouts.values()))
-        engine.set_weights(self._weights_in(first), first)
+        engine.set_weights(self._weights_in(first), first, self.exit_head)
         return Session(engine, planner, max_length=max_length)
 
     def _weights_in(self, layout: Layout) -> Params:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.rules import require
-from pat_jax.engine.device.draft.draft_model import whole_params
 from pat_jax.layout.layout import Layout
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches.packing import Shape
@@ -16,6 +15,7 @@ from pat_jax.run.roles.reward_models import RewardModels, resident_of
 from pat_jax.run.roles.rollouts import Rollouts
 from pat_jax.training.build_roles import Losses, build_roles
 from pat_jax.training.carrier import Carrier
+from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.role_model import RoleModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.transfer import Receivers
@@ -32,10 +32,11 @@ class RunModels:
     carriers: Mapping[Split, Carrier]  # send weights to rollouts on other devices
     reward_models: RewardModels
     rollouts: Rollouts
+    trains_drafter: bool
 
     def __post_init__(self):
         require(
-            not (self.carriers and self.rollouts.drafter.drafts.has_model),
+            not (self.carriers and self.rollouts.drafter.drafts.is_generated),
             "speculation.source",
             self.rollouts.asked.speculation.source,
             "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
@@ -52,7 +53,6 @@ class RunModels:
             one.reader.rests = rests
         policy = self.models[0]
         rollouts = self.rollouts
-        drafted = rollouts.drafter.policy
         return build_roles(
             self.models,
             self.losses,
@@ -60,7 +60,13 @@ class RunModels:
             Receivers(policy.dtype, layouts, rollouts.policy, self.carriers),
             rests=rests,
             others=resident_of(self.reward_models),
-            drafter=drafted and whole_params(drafted, policy.layout, policy.dtype),
+            beside=drafter_state(
+                rollouts.drafter,
+                policy.layout,
+                policy.policy.config.embed_dim,
+                policy.dtype,
+                learns=self.trains_drafter,
+            ),
         )
 
     def room(self, layouts: dict[Split, Layout], rest: Rest) -> float:

@@ -61,7 +61,7 @@ def cost_planner(
 ) -> CostModelPlanner:
     specs = engine.specs
     drafts = specs.drafts
-    unseen = Acceptance.unseen(is_generated=drafts.has_model)
+    unseen = Acceptance.unseen(is_generated=drafts.is_generated)
     return CostModelPlanner(
         tuple(engine.layouts),
         latency.on(specs.buckets.rows, specs.buckets.lengths),

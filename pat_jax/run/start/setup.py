@@ -252,6 +252,7 @@ def _handles(
         placed.carriers,
         reward_models,
         rollouts,
+        trains_drafter=config.train,
     )
 
 

@@ -1,4 +1,4 @@
-"""The drafter's interface, for n-gram drafts and a draft model.
+"""The drafter's interface, for n-gram drafts, early exit and a draft model.
 
 A drafter proposes inside a decode step, catches up with what the step accepted, and knows its state
 on the devices. It decides neither when drafts are made nor which tokens are accepted.
@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -159,6 +160,17 @@ class Drafter(ABC):
     def load(self, layout: Layout, shapes: DraftShapes) -> Params | None:
         """Loads the weights that do not change during a run; returns None if there are none."""
         del layout, shapes
+
+    def learned(
+        self, layout: Layout, shapes: DraftShapes, head: np.ndarray | None
+    ) -> jax.Array | None:
+        """Returns the drafter's weights that change with each version of the policy, on the
+        devices; None if there are none.
+
+        Args:
+          head: the early-exit head, float[embed, embed]; None stands for zeros.
+        """
+        del layout, shapes, head
 
     def feed(self, rollout: Rollout) -> DraftFeed:
         del rollout

@@ -2,6 +2,7 @@
 
 from pat_jax.engine.device.draft.draft_model import Load, ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.generated import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Policy
@@ -19,4 +20,4 @@ def drafter_for(drafts: Drafts, policy: Policy | None = None, load: Load | None 
     if drafts.has_model:
         assert policy is not None, "a draft model"
         return ModelDrafter(drafts, policy, load)
-    return TextDrafter(drafts)
+    return EarlyExit(drafts) if drafts.exit_layer else TextDrafter(drafts)

@@ -184,7 +184,7 @@ class ProgramSpecs:
         if num_draft_tokens:
             drafting = self.drafter.state(layout, rows, length, self.draft_shapes)
             own_params = self.drafter.params(layout, self.draft_shapes)
-            accept_prob = None if self.drafts.has_model else abstract_accept_prob(layout)
+            accept_prob = None if self.drafts.is_generated else abstract_accept_prob(layout)
         rows_state = abstract_rows(layout, rows)
         table.declare(
             Key("decode", layout.split, rows, length, num_draft_tokens=num_draft_tokens),

@@ -1,6 +1,7 @@
 """The rollout's copy of the policy's weights, in one layout at a time."""
 
 import jax
+import numpy as np
 
 from pat_jax.engine.device.pages import reshard as reshard
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -18,12 +19,19 @@ class Weights:
         programs: ProgramTable,
         params: Params,
         layout: Layout,
+        exit_head: np.ndarray | None = None,
     ):
-        """Takes over `params`, already sharded for `layout`, and deletes them."""
+        """Takes over `params`, already sharded for `layout`, and deletes them.
+
+        Args:
+          exit_head: float[embed, embed], if the policy's first layers propose drafts; None stands
+            for zeros.
+        """
         self.specs = specs
         self.programs = programs
         self.params = params
         self.layout = layout
+        self.exit_head = specs.drafter.learned(layout, specs.draft_shapes, exit_head)
 
     def reshard(self, target: Layout) -> tuple[int, int]:
         """Reshards the weights to `target`.
@@ -47,5 +55,5 @@ class Weights:
 
     def delete(self) -> None:
         """Frees the memory of the weights."""
-        for leaf in jax.tree.leaves(self.params):
+        for leaf in jax.tree.leaves((self.params, self.exit_head)):
             leaf.delete()
