@@ -8,13 +8,13 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pat_jax.common.rules import OptionError, Rule
 
@@ -75,9 +75,10 @@ class Options:
         of_fields = {each.name: each for each in fields(self)}
         for name in names:
             first, _, rest = name.partition(".")
-            default = of_fields[first].default
+            default: Any = of_fields[first].default
             if rest:
-                default = attrgetter(rest)(of_fields[first].default_factory())
+                section = cast(Callable[[], Any], of_fields[first].default_factory)
+                default = attrgetter(rest)(section())
             texts = map(str, default) if isinstance(default, tuple) else [f"{default}"]
             words = f"{default:g}" if isinstance(default, float) else " ".join(texts) or "nothing"
             words = words.lower() if isinstance(default, bool) else words
