@@ -39,8 +39,8 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerateConfig(ChatOptions, Generating):
-    """Completes a file of prompts, one JSON line each. For sampling, a line's own fields win over
-    these options, which win over the checkpoint's generation_config.json.
+    """Generates responses to a file of prompts, one JSON line each. Sampling options in a line win
+    over the options below, which win over the checkpoint's generation_config.json.
 
         python -m pat_jax.generate --model Qwen/Qwen2.5-0.5B-Instruct \\
             --prompts examples/prompts.jsonl --out results.jsonl
@@ -48,49 +48,54 @@ class GenerateConfig(ChatOptions, Generating):
 
     model: str = option("demo", GIVEN)
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
-    built-in shape (--help model) with random weights and no tokenizer: token ids only."""
+    built-in shape (--help model). A shape has random weights and no tokenizer, so it takes token
+    ids only."""
     prompts: str = option("prompts.jsonl", GIVEN)
-    """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids. A
-    line may also have id, metadata, tools, stop_token_ids and any of the sampling options."""
+    """File of JSON lines, each with one of prompt (a text to continue), messages (a chat) or
+    token_ids. A line may also have id, metadata, tools, stop_token_ids and any of the sampling
+    options."""
     out: str = ""
-    """Path of the results, one JSON line for each sample, in the order of the prompts. Empty: from
-    Python no file, else results.jsonl."""
+    """Path of the results, one JSON line for each sample, in the order of the prompts. If it is
+    empty: results.jsonl, or no file if called from Python."""
     resume: bool = False
-    """Continue after the results that are in --out already."""
+    """Keep the results that are already in --out, and continue after them."""
     temperature: float | None = None
-    """Softmax temperature; 0 is greedy. 1 unless given."""
+    """Softmax temperature of sampling; 0 is greedy. Default: 1."""
     top_k: int | None = None
-    """Sample among the k likeliest tokens; 0 turns it off."""
+    """Sample among the top_k most likely tokens; 0 turns it off."""
     top_p: float | None = None
-    """Sample among the fewest likeliest tokens with at least this mass; 1 turns it off."""
+    """Sample among the fewest tokens whose probabilities add up to at least top_p; 1 turns it
+    off."""
     min_p: float | None = None
-    """Sample among tokens with at least this share of the likeliest token's probability."""
+    """Sample among tokens with at least min_p times the probability of the most likely token."""
     repetition_penalty: float | None = None
-    """Divides the logits of tokens in prompt or response (multiplies negative ones); 1 is off."""
+    """Divides the positive logits of tokens that are in the prompt or the response, and multiplies
+    the negative ones; 1 turns it off."""
     presence_penalty: float | None = None
-    """Subtracted from the logits of tokens in the response."""
+    """Number subtracted from the logits of tokens that are in the response."""
     min_completion_length: int | None = None
-    """Shortest response in tokens, `min_tokens` in a line: nothing ends a response before."""
+    """Minimum response length in tokens (`min_tokens` in a line). Nothing ends a response
+    before."""
     max_completion_length: int | None = option(None, TOKENS)
-    """Longest response in tokens, `max_tokens` in a line. Unless given, it is what the prompt leaves
-    of --max_length; a value from generation_config.json is cut to that."""
+    """Maximum response length in tokens (`max_tokens` in a line). If it is not given, it is what
+    the prompt leaves of --max_length; a value from generation_config.json is cut to that."""
     stop: str | None = None
-    """A text that ends a response and is left out of it; lines may have a list of texts."""
+    """A text that ends a response and is left out of it. A line may have a list of texts."""
     logprobs: int | None = None
-    """Report the log-probability of each token, and of this many likeliest tokens by the model
-    alone."""
+    """Report the log-probability of each token, and this many most likely tokens at its position by
+    the model's own probabilities, without sampling options."""
     num_generations: int | None = option(None, RESPONSES)
-    """Samples of each prompt; `n` in a line."""
+    """Number of samples for each prompt (`n` in a line)."""
     seed: int = option(0, SEED)
-    """Seed of sampling and of random weights. A line's own seed makes its samples independent of
-    its place in the file."""
+    """Random seed of sampling and of random weights. If a line has its own seed, its samples do not
+    depend on its place in the file."""
     max_length: int = option(2048, count(2, 2**24))
-    """Longest prompt and response together in tokens, at most the model's context."""
+    """Maximum tokens of a prompt and its response together; at most the model's context."""
     max_logprobs: int = option(5, COUNT_OR_ZERO)
-    """Most likeliest tokens that a line may ask for, if --logprobs does not ask for more."""
+    """Maximum value of `logprobs` in a line, unless --logprobs is larger."""
     compute_dtype: ComputeDtype = "auto"
-    """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on
-    GPUs and TPUs, else float32."""
+    """Data type of weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of
+    the Hub on GPUs and TPUs, else float32."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -24,12 +24,12 @@ class CheckpointConfig(Options):
     SECTION = "checkpoint."
 
     every: int = option(50, count(1, 10**9))
-    """Iterations between two checkpoints; the last iteration is always saved."""
+    """Iterations or fine-tuning steps between two checkpoints. The last is always saved."""
     max_to_keep: int = option(2, count(1, 10**9))
     """Number of newest checkpoints that are kept."""
     export_dir: str = ""
-    """Write the final policy here as a Hugging Face directory in --compute_dtype, or its adapters
-    (--lora.export); empty writes none."""
+    """Write the final model to this folder as a Hugging Face checkpoint in --compute_dtype, or its
+    adapters alone (--lora.export adapter). If it is empty, nothing is exported."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class AnyRun(UpdateOptions, OnDevices):
     LEARNING_RATE: ClassVar[float]  # the default if the whole policy is trained
 
     run_dir: str = ""
-    """Folder of the run; empty makes runs/<date-time>."""
+    """Folder of the run. If it is empty, the run makes runs/<date-time>."""
     trackers: tuple[str, ...] = option((), KNOWN_TRACKERS)
-    """Where metrics go in addition to metrics.jsonl and TensorBoard: wandb, trackio or both. They
-    can stay offline: wandb with WANDB_MODE=offline, Trackio by default."""
+    """Trackers that get the metrics besides metrics.jsonl and TensorBoard: wandb, trackio or both.
+    Both work offline: trackio by default, wandb with WANDB_MODE=offline."""
     tracker_project: str = option("pat_jax", GIVEN)
-    """Name of the project in the trackers; a run has the name of its folder."""
+    """Name of the project in the trackers. The run has the name of its folder there."""
     resume: bool = False
-    """Continue the run in run_dir from its last checkpoint. `auto` continues it if there is one,
-    and otherwise begins it: one command for the first start and every restart."""
+    """Continue the run in --run_dir from its last checkpoint. `auto` does so if there is one, and
+    otherwise starts the run, so that one command serves every start."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

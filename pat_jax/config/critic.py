@@ -21,23 +21,23 @@ class CriticAdapterConfig(AdapterConfig):
 
 @dataclass(frozen=True)
 class CriticConfig(Options):
-    """The critic (docs/ppo.md). Its optimizer has the policy's options unless given here."""
+    """The critic (docs/ppo.md). Optimizer options that are not given here are the policy's."""
 
     SECTION = "critic."
 
     model: str = ""
-    """The model that the critic begins as: a Hugging Face directory or a model of the Hub, with a
-    scalar head (a reward model, a critic), or without one: then the head begins with zeros. Empty:
-    the first reward model of --reward, or else the policy."""
+    """Model that the critic begins as: a Hugging Face directory or a model of the Hub. If it has a
+    scalar head (a reward model, a critic), the critic keeps the head; if not, the head begins with
+    zeros. If it is empty: the first reward model of --reward, or else the policy."""
     learning_rate: float | None = option(None, LEARNING_RATE)
-    """Peak learning rate. If it is not given: 1e-5, ten times that with --critic.lora.rank."""
+    """Peak learning rate. Default: 1e-5, or ten times that with --critic.lora.rank."""
     warmup_steps: int = option(0, STEPS)
-    """Optimizer steps of linear warm-up."""
+    """Number of optimizer steps in which the learning rate rises linearly to its peak."""
     pretrain_steps: int = option(0, STEPS)
-    """Iterations at the beginning that train the critic alone: the policy stays as it is."""
+    """Number of iterations at the beginning that train only the critic, not the policy."""
     export_dir: str = ""
-    """Write the final critic here as a Hugging Face directory, …ForTokenClassification with one
-    label; empty writes none."""
+    """Write the final critic to this folder as a Hugging Face checkpoint, …ForTokenClassification
+    with one label. If it is empty, nothing is exported."""
     lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
     def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:

@@ -10,21 +10,21 @@ ARITHMETIC = "arithmetic"  # the built-in task
 
 @dataclass(frozen=True)
 class DataConfig(RowOptions):
-    """Problems to learn from."""
+    """Problems to learn from, or to evaluate on."""
 
     SECTION = "data."
 
     files: tuple[str, ...] = field(default=(ARITHMETIC,), metadata=SHORT_FORM)
-    """JSON, JSON-lines or Parquet files of problems, patterns of their names ('data/*.parquet'),
-    datasets of the Hugging Face Hub, or the name of the built-in task. A dataset is owner/name,
-    owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test); unless
-    named, the configuration is default or main, the split train, to evaluate on test."""
+    """Problems: JSON, JSON-lines or Parquet files, patterns of file names ('data/*.parquet'),
+    datasets of the Hugging Face Hub, or the built-in task arithmetic. A dataset is owner/name,
+    owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test). The
+    default configuration is default or main; the default split is train, or test for evaluation."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
-    prompt, problem, question, messages, instruction, query or input, the first that is there."""
+    """Column of the prompt (text or chat messages); `a.b` is field b of column a. Default: the
+    first that exists of prompt, problem, question, messages, instruction, query and input."""
     answer_key: str = ""
-    """Column of the answer, which rewards get as `answer`. Empty takes answer,
-    reward_model.ground_truth, ground_truth or solution, the first that is there."""
+    """Column of the answer, which reward functions get as `answer`. Default: the first that exists
+    of answer, reward_model.ground_truth, ground_truth and solution."""
 
     @property
     def is_arithmetic(self) -> bool:

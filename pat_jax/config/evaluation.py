@@ -13,8 +13,8 @@ class EvalSchedule(Options):
     SECTION = "eval."
 
     every: int = option(20, STEPS)
-    """Iterations, or steps of fine-tuning, between two evaluations; 0 never evaluates. Otherwise
-    the first and the last policy are evaluated too."""
+    """Iterations, or steps of fine-tuning, between two evaluations. The first and the last policy
+    are evaluated, too. 0 never evaluates."""
     data: tuple[str, ...] = option((), NAMES)
 
     def __post_init__(self):
@@ -28,13 +28,14 @@ class EvalConfig(EvalSchedule):
     """Held-out evaluation."""
 
     num_prompts: int = option(256, RESPONSES)
-    """Held-out prompts, not used for training; with several --eval.data, this many of each."""
+    """Number of held-out prompts, which are not used for training; with several --eval.data, this
+    many of each."""
     data: tuple[str, ...] = option((), NAMES)
-    """Files of problems to evaluate on, or datasets of the Hugging Face Hub (the split test, unless
-    named), read like those of --data, each with its own metrics. If none is given, a tenth of
-    --data is held out."""
+    """Files of problems to evaluate on, or datasets of the Hugging Face Hub (their split test,
+    unless another is named). They are read like --data, and each has its own metrics. If none is
+    given, a tenth of --data is held out."""
     num_generations: int = option(1, RESPONSES)
-    """Responses sampled for each of these prompts; more than one adds eval/pass@k and
+    """Number of responses sampled for each held-out prompt. More than one adds eval/pass@k and
     eval/maj@k."""
     temperature: float = option(1.0, TEMPERATURE)
     """Sampling temperature of the evaluation; 0 is greedy."""

@@ -36,17 +36,17 @@ class LearnedFiles(RowOptions):
 
 @dataclass(frozen=True)
 class HeldoutConfig(EvalSchedule):
-    """What is measured on held-out examples."""
+    """Evaluation on held-out examples."""
 
     every: int = option(100, STEPS)
     data: tuple[str, ...] = option((), NAMES)
-    """Files to evaluate on, read like those of --data. If none is given, a share of --data is held
-    out."""
+    """Files to evaluate on, read like those of --data. If none is given, --eval.share of --data is
+    held out."""
     share: float = option(0.05, FRACTION)
-    """Share of --data that is held out, by a hash of the prompt, the chat or the text; a long text
-    is divided into parts of 4,096 characters, each with its own hash."""
+    """Share of --data that is held out, chosen by a hash of the prompt, the chat or the text. A
+    long text is divided into parts of 4,096 characters, each with its own hash."""
     num_examples: int = option(256, RESPONSES)
-    """Most held-out examples, or pairs, to evaluate on; for texts, rows."""
+    """Maximum number of held-out examples or pairs (for texts: rows) to evaluate on."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +54,28 @@ class FineTuning(AnyRun):
     """A run that learns from files, packed into rows, without generating anything."""
 
     epochs: float = option(1.0, positive(10**6))
-    """Passes over the data."""
+    """Number of passes over the data."""
     steps: int = option(0, STEPS)
-    """Optimizer steps; 0 trains for --epochs."""
+    """Number of optimizer steps; 0 trains for --epochs."""
     batch_size: int = option(32, RESPONSES)
-    """Examples, or pairs, in one optimizer step; for texts, rows. The loss is the mean over all
-    their learned tokens, or over the pairs."""
+    """Number of examples or pairs (for texts: rows) in one optimizer step. The loss is the mean
+    over all tokens that it covers, or over the pairs."""
     max_length: int = auto(count(2, 2**24))
-    """Longest example, or text of a pair, in tokens, at most the model's context; longer ones are
-    left out and counted. Texts are cut into rows of this length. auto: 1,024, or the context if
-    that is shorter."""
+    """Maximum length, in tokens, of an example or of a text of a pair; at most the model's context.
+    Longer ones are left out and counted. Texts are cut into rows of this length. auto: 1,024, or
+    the context if that is shorter."""
     router_aux_loss_coef: float = option(1e-3, not_negative(1000))
     """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
-    docs/models.md); 0: none. Models without experts have no such loss."""
+    docs/models.md). 0 turns it off. Models without experts have no such loss."""
     tokens_per_micro_batch: int = option(8192, COUNT)
-    """Token budget (rows x length, all devices together) of one forward-backward pass; gradients
-    accumulate over the rest."""
+    """Maximum number of tokens (rows x length, on all devices together) in one forward and backward
+    pass. Gradients of several passes accumulate."""
     seed: int = option(0, SEED)
-    """Seed of the order of the data, and of random weights."""
+    """Random seed of the order of the data, and of random weights."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device."""
     compute_dtype: ComputeDtype = "auto"
-    """Arithmetic of the forward pass; master weights are kept in --optimizer.weight_dtype. auto:
+    """Data type of the forward pass; master weights are kept in --optimizer.weight_dtype. auto:
     bfloat16 on GPUs and TPUs, float32 on CPUs."""
     data: LearnedFiles = field(default_factory=LearnedFiles)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(schedule="cosine"))

@@ -19,14 +19,14 @@ class Generating(Planned, OnDevices):
     """A policy that is not trained, and the engine that samples from it."""
 
     adapter: str = ""
-    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name); the adapters are
-    merged into the weights of --model."""
+    """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name). It is merged
+    into the weights of --model."""
     batch: int = option(32, RESPONSES)
-    """Sequences generated at once (rounded up to a multiple of the devices)."""
+    """Number of sequences generated at once, rounded up to a multiple of the number of devices."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
-    """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
-    with a scale for each output. They take a half or a quarter of the memory, and change the model
-    a little."""
+    """auto keeps the weights in --compute_dtype. int8 and fp8 (e4m3) quantize the weights of linear
+    layers, with a scale for each output. They take a half or a quarter of the memory, and change
+    the model a little."""
 
     def model_of(self, data: DataConfig, run_dir: str = "") -> RunConfig:
         """Returns the options of a run that describe the model."""

@@ -39,30 +39,31 @@ class AdvantageOptions(Options):
         "sum_then_normalize"
     )
     """How several rewards become an advantage. sum_then_normalize compares their weighted sum
-    within a group. normalize_then_sum compares and scales each reward by itself, and scales the
-    weighted sum of the results over the iteration (GDPO)."""
+    within a group. normalize_then_sum compares and scales each reward within its group, and then
+    scales the weighted sum of the results over the iteration (GDPO)."""
     gamma: float = option(1.0, UP_TO_ONE)
-    """Discount per token of later rewards, with a critic."""
+    """Discount factor per token for later rewards, with a critic."""
     lam: float = option(0.95, UP_TO_ONE)
-    """Lambda of generalized advantage estimation, with a critic: 0 trusts the critic's value of the
-    next token, 1 only the rewards up to the end of the response."""
+    """Lambda of generalized advantage estimation (GAE), with a critic. 0 uses the critic's value of
+    the next token, 1 only the rewards up to the end of the response."""
     value_clip: float = option(0.2, not_negative(10**6))
-    """How far an update may move a value, in units of the reward, before the critic's loss no
-    longer pulls it on; 0: no clip."""
+    """Clip range of the critic's values, in units of the reward: once an update has moved a value
+    so far, the critic's loss moves it no further. 0 turns it off."""
     whiten_rewards: bool = False
-    """Divide the rewards of tokens, KL included, by their standard deviation over the iteration,
-    with a critic (TRL)."""
+    """With a critic, divide the rewards of tokens, the KL penalty included, by their standard
+    deviation over the iteration (TRL)."""
     kl_target: float = option(0.0, not_negative(1000))
-    """Target of the KL to the reference, in nats, mean over tokens: each iteration adapts beta to
-    reach it (Ziegler 2019), with kl_in reward; 0: beta is fixed."""
+    """Target of the KL to the reference policy, in nats, as a mean over tokens. Each iteration
+    adapts beta to it (Ziegler 2019), with kl_in reward. 0 keeps beta fixed."""
     kl_horizon: int = option(10_000, COUNT)
-    """Responses over which beta changes by at most about a fifth; larger values adapt it slower."""
+    """Number of responses over which kl_target changes beta by at most about a fifth. A larger
+    number adapts beta more slowly."""
     reward_clip: float = option(0.0, not_negative(10**6))
-    """Rewards are clipped to ± this limit, after normalize_reward; 0: no limit."""
+    """Clip rewards to ± this limit, after normalize_reward; 0 sets no limit."""
     normalize_reward: bool = False
-    """Subtract the mean of all rewards of the run so far, and divide by their standard deviation."""
+    """Normalize rewards by the mean and standard deviation of all rewards of the run so far."""
     missing_eos_penalty: float = option(0.0, not_negative(10**6))
-    """What a response loses of its reward if it is cut at max_completion_length."""
+    """Number subtracted from the reward of a response that is cut at max_completion_length."""
 
 
 @dataclass(frozen=True)
@@ -70,91 +71,92 @@ class AlgorithmConfig(AdvantageOptions):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
 
     name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS) | SHORT_FORM)
-    """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
+    """Name of the algorithm. It sets the defaults of the options below; each can still be set."""
     loss: str = ""
     """A loss of your own: `path/to/file.py:Class` or `module:Class` (docs/algorithms.md). If
     it is empty, the options below describe the loss."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = field(
         default="group", metadata=stands_for({"none": _UNSCALED, "critic": _UNSCALED})
     )
-    """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
-    group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
-    each token (PPO). The last two set scale_rewards none."""
+    """What is subtracted from a reward. group: the mean of its group (GRPO). leave_one_out: the
+    mean of the others of its group (RLOO). length_weighted: the group's mean, weighted by lengths
+    (OPO). none: nothing. critic: the value that a critic predicts at each token (PPO). none and
+    critic set scale_rewards none."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide reward minus baseline by the standard deviation of the group's rewards (GRPO), by that
-    of all rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
+    """Divide reward minus baseline by a standard deviation. group: of the group's rewards (GRPO).
+    batch: of all rewards of the iteration. none: do not (Dr. GRPO, with loss_aggregation
+    constant)."""
     whiten_advantages: bool = field(default=False, metadata=stands_for({"true": _UNSCALED}))
-    """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
-    deviation (REINFORCE++). It sets scale_rewards none."""
+    """Subtract from advantages their mean over all tokens of the iteration, and divide them by
+    their standard deviation (REINFORCE++). It sets scale_rewards none."""
     ratio: Literal["token", "sequence", "trajectory"] = "token"
-    """Probability ratio to the policy before the update: of each token (GRPO), the geometric mean
-    over the tokens of a response (GSPO), or their product (RLOO)."""
+    """Probability ratio to the policy before the update. token: of each token (GRPO). sequence: the
+    geometric mean over the tokens of a response (GSPO). trajectory: their product (RLOO)."""
     surrogate: Literal["ppo", "cispo"] = field(
         default="ppo", metadata=stands_for({"cispo": {"delta": 0.0}})
     )
-    """What the clip bounds: the objective, which zeroes gradients of clipped tokens (PPO), or the
-    weight of a token, which keeps them (CISPO) and sets delta 0."""
+    """What the clip bounds. ppo: the objective, so that clipped tokens have no gradient. cispo: the
+    weight of a token, so that clipped tokens keep a gradient (CISPO); it sets delta 0."""
     epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = option(0.2, positive(1000))
-    """Upper clip of the probability ratio, at 1 + epsilon_high (DAPO's clip-higher when above
-    epsilon)."""
+    """Upper clip of the probability ratio, at 1 + epsilon_high (larger than epsilon in DAPO)."""
     delta: float = option(3.0, DELTA)
-    """Upper bound of the ratio for negative advantages (dual-clip PPO); 0: no bound."""
+    """Upper bound of the ratio for negative advantages (dual-clip PPO); 0 sets no bound."""
     beta: float = option(0.0, not_negative(1000))
-    """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
+    """Weight of the KL penalty to the frozen reference policy. With 0 there is no reference."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL penalty goes: added to the loss (GRPO), or subtracted from the reward (RLOO,
-    REINFORCE++)."""
+    """Where the KL penalty goes. loss: it is added to the loss (GRPO). reward: it is subtracted
+    from the reward (RLOO, REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How the KL is estimated from sampled tokens (Schulman 2020)."""
+    """How the KL is estimated from sampled tokens (k1, k2 and k3 of Schulman 2020)."""
     use_bias_correction_kl: bool = True
-    """Multiply the KL in the loss by the probability ratio: its gradient is then the KL's own (TRL).
-    Off, k3 has about the gradient of KL(reference || policy) (GRPO's paper, verl)."""
+    """Multiply the KL in the loss by the probability ratio, so that its gradient is that of the KL
+    (TRL). Without it, k3 has about the gradient of KL(reference || policy) (GRPO's paper, verl)."""
     reward_coef: float = option(1.0, not_negative(1000))
-    """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
+    """Weight of the advantages from rewards. 0, with a teacher: rewards are logged but not used."""
     distill_coef: float = option(0.0, not_negative(1000))
-    """Weight of the advantages that come from --teacher.model: at each token, how much higher its
-    log-probability is than the policy's (the reverse KL; docs/distillation.md); 0: no teacher."""
+    """Weight of the advantages from --teacher.model: at each token, the teacher's log-probability
+    minus the policy's (the reverse KL; docs/distillation.md). 0: there is no teacher."""
     entropy_coef: float = option(0.0, not_negative(1000))
-    """Weight of the policy's entropy, which the update then raises."""
+    """Weight of an entropy bonus, which makes the update raise the policy's entropy."""
     rollout_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
-    """Importance weights for the difference between the sampling distribution (with top_p, top_k
-    and an 8-bit rollout) and the trainer's policy: per token or per response, truncated at the cap
-    (TIS) or 0 above it (MIS)."""
+    """Importance weights for the difference between the distribution that the rollout samples from
+    (with top_p, top_k and 8-bit weights) and the trained policy. They are per token or per
+    response. A weight above the cap is truncated to it (TIS) or set to 0 (MIS)."""
     rollout_correction_cap: float = option(2.0, CAP)
-    """Cap of these importance weights."""
+    """Cap of the importance weights of rollout_correction."""
     dynamic_sampling: int = option(0, count(0, 1000))
-    """Most further batches of prompts that an iteration generates to replace groups without signal,
-    whose rewards are all equal (DAPO); 0 keeps these groups."""
+    """Maximum number of extra prompt batches per iteration. They replace groups whose rewards are
+    all equal, which give no gradient (DAPO). 0 keeps these groups."""
     overlong_buffer: float = option(0.0, FRACTION_OR_ZERO)
-    """Share of max_completion_length at its end over which a response's reward falls linearly by
-    overlong_penalty (DAPO's soft overlong punishment); 0: none."""
+    """Last part of max_completion_length, as a share of it, over which a response's reward falls
+    linearly by overlong_penalty (DAPO's soft overlong punishment). 0 turns it off."""
     overlong_penalty: float = option(1.0, not_negative(1000))
-    """What a response of max_completion_length loses of its reward, with overlong_buffer."""
+    """Number subtracted from a reward at max_completion_length, with overlong_buffer."""
     num_iterations: int = option(1, count(1, 1000))
-    """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
+    """Number of passes over each batch of rollouts (PPO epochs; mu in the paper of GRPO)."""
     mini_batch_size: int = auto(RESPONSES)
-    """Prompts in one optimizer step, a divisor of --rollout.prompts_per_step. auto: all of them."""
+    """Prompts in one optimizer step: a divisor of --rollout.prompts_per_step. auto: all."""
     tokens_per_micro_batch: int = option(8192, COUNT)
-    """Token budget (rows x padded length, all devices together) of one forward-backward pass;
-    gradients accumulate over the rest."""
+    """Maximum number of tokens (rows x padded length, on all devices together) in one forward and
+    backward pass. Gradients of several passes accumulate."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
-    then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
-    max_completion_length (Dr. GRPO)."""
+    """How the loss is averaged. token: over all tokens of a mini-batch (DAPO). sequence: over the
+    tokens of each response, and then over responses (GRPO's paper). constant: its sum is divided by
+    a constant, the number of responses times max_completion_length (Dr. GRPO)."""
     router_replay: bool = True
-    """Train a mixture of experts with the experts that computed each token in the rollout; off: with
-    those that the routers choose now. The rollout records its experts either way."""
+    """Train a mixture of experts with the experts that computed each token in the rollout. If it is
+    off, the routers choose again. The rollout records its experts in both cases."""
     router_aux_loss_coef: float = option(0.0, not_negative(1000))
     """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
-    docs/models.md). 0: none, as is usual in reinforcement learning."""
+    docs/models.md). 0, which is usual in reinforcement learning, turns it off."""
     truncated: Literal["mask", "score"] = "score"
-    """Responses cut at max_completion_length: leave them out of the loss, or score them like any
-    other. Averages over tokens or responses count those left in; loss_aggregation constant divides
-    by all."""
+    """Responses cut at max_completion_length. mask: leave them out of the loss. score: treat them
+    like others. Averages over tokens or responses count those in the loss; loss_aggregation
+    constant divides by all."""
 
     def __post_init__(self):
         super().__post_init__()

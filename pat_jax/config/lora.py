@@ -15,7 +15,7 @@ class AdapterConfig(Options):
     """Low-rank adapters, trained instead of a whole model."""
 
     rank: int = option(0, count(0, MOST_RANK))
-    """Rank of the adapters; their alpha is twice the rank. All linear layers have an adapter, in a
+    """Rank of the adapters; alpha is twice the rank. All linear layers have an adapter, but in a
     model with experts only those of attention. 0 trains the whole model."""
 
     @property
@@ -30,22 +30,24 @@ class LoraConfig(AdapterConfig):
     SECTION = "lora."
 
     rank: int = option(0, count(0, MOST_RANK))
-    """Rank of the adapters; 0 takes that of --lora.adapter, or without it trains the whole
-    policy."""
+    """Rank of the adapters. 0 takes the rank of --lora.adapter; without an adapter, 0 trains the
+    whole policy."""
     alpha: float = option(0.0, not_negative(10**6))
-    """The adapters' product is multiplied by alpha / rank; 0 takes that of --lora.adapter, or
-    without it twice the rank."""
+    """An adapter's output is multiplied by alpha / rank. 0 takes the alpha of --lora.adapter;
+    without an adapter, 0 means twice the rank."""
     targets: tuple[str, ...] = option((), NAMES)
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
     mlp.up_proj, layers.0.self_attn.o_proj), or experts by PEFT's names (experts.gate_up_proj,
-    experts.down_proj, their router gate.weight). If none is given: those of --lora.adapter, or
-    without it all-linear, in a model with experts its attention alone."""
+    experts.down_proj, their router gate.weight). If none is given: the layers of --lora.adapter.
+    Without an adapter: all-linear, which means all linear layers, or only the attention layers in a
+    model with experts."""
     adapter: str = ""
-    """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name), to continue
-    from. Empty begins with new adapters, which leave the policy unchanged."""
+    """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name), from which
+    training continues. If it is empty, training begins with new adapters, which do not change the
+    policy yet."""
     export: Literal["merged", "adapter"] = "merged"
-    """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or
-    the adapters alone, as PEFT loads them."""
+    """What is written to --checkpoint.export_dir. merged: the policy with its adapters merged into
+    it. adapter: the adapters alone, in PEFT's format."""
 
     def __post_init__(self):
         super().__post_init__()

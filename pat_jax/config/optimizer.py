@@ -20,32 +20,33 @@ class OptimizerState(Options):
     SECTION = "optimizer."
 
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter
-    instead of 8."""
+    """Data type of Adam's two moments. bfloat16, rounded stochastically, takes 4 bytes per
+    parameter for both instead of 8."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes
-    a parameter instead of 4. Gradients are still summed in float32."""
+    """Data type of the master weights. bfloat16, rounded stochastically at each step, takes 2 bytes
+    per parameter instead of 4. Gradients are still summed in float32."""
     offload: bool = False
-    """Keep both moments in host memory except during the optimizer's step. Rollouts and gradients
-    can use their device memory; each step fetches them and sends them back."""
+    """Keep both moments in host memory except during the optimizer's step, so that rollouts and
+    gradients can use their device memory. Each step copies them to the devices and back."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig(OptimizerState):
-    """AdamW with linear warm-up, then a constant or cosine rate."""
+    """AdamW with a linear warm-up of the learning rate, which then is constant or follows a
+    cosine."""
 
     learning_rate: float | None = option(None, LEARNING_RATE)
-    """Peak learning rate. If it is not given: 1e-6 for reinforcement learning and 2e-5 for
-    supervised fine-tuning, ten times that with --lora.rank or --lora.adapter (docs/lora.md)."""
+    """Peak learning rate. Default: 1e-6 for reinforcement learning and DPO, 1e-5 for reward models,
+    2e-5 for other fine-tuning; ten times that with LoRA (docs/lora.md)."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up."""
+    """Learning rate after the warm-up: constant, or falling as a cosine to about 0."""
     warmup_steps: int = option(0, STEPS)
-    """Optimizer steps of linear warm-up."""
+    """Number of optimizer steps in which the learning rate rises linearly to its peak."""
     weight_decay: float = option(0.0, not_negative(100))
     """Decoupled weight decay; norms and biases are exempt."""
     b1: float = option(0.9, FRACTION_OR_ZERO)
-    """Decay of the first moment."""
+    """Decay rate of Adam's first moment."""
     b2: float = option(0.95, FRACTION_OR_ZERO)
-    """Decay of the second moment."""
+    """Decay rate of Adam's second moment."""
     max_grad_norm: float = option(1.0, positive(10**6))
-    """Global-norm gradient clipping."""
+    """Maximum global norm of the gradients, to which larger ones are scaled down."""

@@ -17,8 +17,8 @@ SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 @dataclass(frozen=True)
 class PlacementConfig(Options):
-    """Which devices each model of a run has, numbered from 0 in the run's order; with several
-    processes, within each of them (docs/placement.md)."""
+    """The devices of each model of a run, numbered from 0 in the run's order. With
+    several processes, each process numbers its own devices (docs/placement.md)."""
 
     SECTION = "placement."
 
@@ -26,28 +26,30 @@ class PlacementConfig(Options):
         default="flatten", metadata=SHORT_FORM
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
-    interleave: reference and teacher have the first half of the devices, reward models the second
-    half; they read one after the other. separate: rollouts have the first half, all other models the
-    second half. split, for PPO on four or more processes: rollouts have all devices; policy,
-    reference and teacher have the first half of the processes, critic and reward models the second.
-    With several processes, each has its own halves except with split. auto: flatten; after the
-    second iteration a line predicts what the others would take, by the measured stages."""
+    interleave: reference and teacher have the first half of the devices, and reward models the
+    second half; these models score the responses one after the other. separate: rollouts have the
+    first half, and all other models the second half. split, for PPO on four or more processes:
+    rollouts have all devices; policy, reference and teacher have the first half of the processes,
+    and critic and reward models the second half. With several processes, each process divides its
+    own devices into halves, except with split. auto: as flatten; after the second iteration, the
+    run prints one line that predicts, from the measured times of the stages, how long the other
+    placements would take."""
     lag: int = option(0, count(0, 1))
-    """Updates between the policy that samples a batch and the one that learns from it. 1: each batch
-    is generated while the models learn from the batch before, on devices of their own (one step
-    off-policy). --algorithm.rollout_correction none is then token_truncate."""
+    """Updates by which the policy that samples a batch is older than the policy that learns from
+    it. 1: each batch is generated while the models learn from the batch before, on other devices
+    (one step off-policy). --algorithm.rollout_correction none then becomes token_truncate."""
     rollout: str = option("", PLACE)
-    """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
+    """Devices of rollouts, in place of those that --placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices. With several processes,
-    numbers count the devices of each process from 0, and all processes are cut alike."""
+    the numbers count the devices of each process from 0, and all processes use the same numbers."""
     policy: str = option("", PLACE)
     """Devices that train the policy."""
     critic: str = option("", PLACE)
     """Devices of the critic."""
     reference: str = option("", PLACE)
-    """Devices of the reference."""
+    """Devices of the reference model."""
     teacher: str = option("", PLACE)
-    """Devices of the teacher."""
+    """Devices of the teacher model."""
     reward: str = option("", PLACE)
     """Devices of the reward models."""
 

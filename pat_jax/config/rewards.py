@@ -26,11 +26,12 @@ class RewardModelOptions(Options):
     SECTION = "reward_model."
 
     max_length: int = auto(TOKENS)
-    """Most tokens of prompt and response together, by the reward model's own tokenizer and chat
-    template. A longer text fails: its response has no reward. auto: twice the longest prompt and
-    response of a rollout, at least 1,024, and at most the model's context."""
+    """Maximum number of tokens of prompt and response together, with the reward model's own
+    tokenizer and chat template. The response of a longer text gets no reward. auto: twice the
+    longest prompt and response of a rollout, at least 1,024, and at most the model's context."""
     tokens_per_micro_batch: int = option(8192, COUNT)
-    """Token budget (rows x padded length, all devices together) of one pass of a reward model."""
+    """Maximum number of tokens (rows x padded length, on all devices together) in one forward pass
+    of a reward model."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,30 @@ class RewardOptions(Options):
     """Reward functions, and how they are run."""
 
     reward: tuple[str, ...] = option(("auto",), SOME)
-    """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
-    `http://host:port/path` of a program that scores (docs/rewards.md); `model:DIR` or `model:owner/name`, a reward
-    model (docs/reward-models.md); `math` (the response has ended, and its final
-    answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
-    has the answer's value); `math_lenient` (its last box or number has); `exact`; `none`
-    (0, with a teacher alone); or auto (the task's own; math for files)."""
+    """Reward functions; their weighted sum is the reward. Each is one of: `module:function` or
+    `path/to/file.py:function`; `http://host:port/path`, a program that scores (docs/rewards.md);
+    `model:DIR` or `model:owner/name`, a reward model (docs/reward-models.md); `math`: 1 if the
+    response is not cut and its final answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`,
+    `Answer: x`, or `$x$` on the last line, equals the reference answer, else 0; `math_lenient`: 1
+    if its last box, or else its last number, does; `exact`: 1 if its text after the last `#` does;
+    `none`: always 0, to learn from a teacher alone; or auto: the task's own reward, or math for
+    files."""
     reward_weights: tuple[float, ...] = ()
-    """A weight for each --reward; if none is given, each is 1. A negative weight makes a penalty; 0
-    only measures."""
+    """A weight for each --reward; if none is given, each weight is 1. A negative weight makes a
+    penalty. With weight 0, the reward is logged but not used."""
     reward_timeout: float = option(10.0, positive(86_400))
-    """Wall-clock seconds that scoring one response may take, or one try of an endpoint. A longer
-    call is killed and logged, and training leaves its response out of baseline and loss."""
+    """Time limit, in wall-clock seconds, for scoring one response or for one request to an
+    endpoint. A longer call is killed and logged, and training leaves its response out of baseline
+    and loss."""
     reward_workers: int = option(0, count(0, 1024))
-    """Processes per reward that score responses at the same time, or concurrent calls of an
-    endpoint; 0 takes as many as there are cores."""
+    """Number of processes of each reward function that score responses at the same time, or of
+    concurrent requests to an endpoint. 0 takes the number of CPU cores."""
     reward_memory: float = option(8.0, MEMORY_GIB)
-    """Most GiB of each of these processes, and of each of its children; 0: no limit."""
+    """Memory limit in GiB for each process that runs a reward function, and for each of its child
+    processes; 0 sets no limit."""
     reward_skip_special_tokens: bool = True
-    """Leave special tokens out of the texts for rewards, completions.jsonl and samples; false keeps
-    all except the one that ends a response."""
+    """Leave special tokens out of the texts that reward functions, completions.jsonl and samples
+    get. false keeps all special tokens except the one that ends a response."""
     reward_model: RewardModelOptions = field(default_factory=RewardModelOptions)
 
     def __post_init__(self):

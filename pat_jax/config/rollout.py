@@ -23,11 +23,12 @@ class SamplingOptions(Options):
     """How tokens are sampled."""
 
     temperature: float = option(1.0, TEMPERATURE)
-    """Softmax temperature; 0 is greedy."""
+    """Softmax temperature of sampling; 0 is greedy."""
     top_p: float = option(1.0, TOP_P)
-    """Nucleus sampling mass; 1 turns it off."""
+    """Sample among the fewest tokens whose probabilities add up to at least top_p; 1 turns it
+    off."""
     top_k: int = option(0, COUNT_OR_ZERO)
-    """Sample among the k most likely tokens; 0 turns it off."""
+    """Sample among the top_k most likely tokens; 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,29 @@ class EngineSizes(Options):
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     min_rows: int = option(4, RESPONSES)
-    """Smallest row bucket of a replica, in sequences; smaller buckets fit a shrinking batch more
-    closely, but compile more programs."""
+    """Smallest batch size, in sequences per replica, that has compiled programs. A smaller number
+    fits a shrinking batch more closely, but more programs are compiled."""
     min_length: int = option(64, TOKENS)
-    """Smallest KV length bucket in tokens, rounded up to whole pages; buckets double from here to
-    the longest sequence."""
+    """Smallest KV length in tokens that has compiled programs, rounded up to whole pages. Lengths
+    double from here up to the longest sequence."""
     check_every: int = option(8, TOKENS)
-    """Decode steps between two tests of the stop condition on the device."""
+    """Decode steps between two checks, on the device, whether a burst should end early."""
     burst_steps: int = option(64, TOKENS)
-    """Most decode steps in one on-device burst, rounded up to a multiple of check_every."""
+    """Maximum number of decode steps in one burst (one call of a program), rounded up to a multiple
+    of check_every."""
     expert_parallel: int = option(0, COUNT_OR_ZERO)
-    """Devices over which the experts of a layer are divided, the same in all layouts; other devices
-    have copies. 0: as many devices of a host as divide the experts."""
+    """Number of devices over which the experts of a layer are divided, the same in all layouts.
+    Other devices have copies. 0: the largest number of devices of one host that divides the
+    experts."""
     expert_width: int = auto(COUNT)
-    """Devices over which the width of each expert is divided in addition: steps of few sequences
-    are faster, those of many slower (docs/models.md). auto: on GPUs the number with which a
-    rollout is fastest by the prices of `plan`; elsewhere 1."""
+    """Number of devices over which the width of each expert is divided in addition. This speeds up
+    steps with few sequences and slows down steps with many (docs/models.md). auto: on GPUs the
+    number with which a rollout is fastest according to the times that `plan` computes; elsewhere
+    1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
-    caches of a CPU's devices take a quarter of the machine's memory at most unless this is
-    given."""
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. If this
+    is not given, the KV caches of a CPU's devices take at most a quarter of the machine's
+    memory."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -72,36 +76,37 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     SECTION = "rollout."
 
     prompts_per_step: int = option(32, RESPONSES)
-    """Prompts in one iteration."""
+    """Number of prompts in one iteration."""
     num_generations: int = option(8, RESPONSES)
-    """Responses sampled for each prompt (the group of GRPO)."""
+    """Number of responses sampled for each prompt (the group of GRPO)."""
     max_prompt_length: int = auto(TOKENS)
-    """Longest prompt in tokens; longer ones are filtered out and counted. auto: 512 for a
-    checkpoint directory or a model of the Hub, at most half of its context; 96 for a built-in
+    """Maximum prompt length in tokens. Longer prompts are left out and counted. auto: 512 for a
+    checkpoint directory or a model of the Hub, but at most half of its context; 96 for a built-in
     shape."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens; longer ones are cut. Together with the longest prompt it has to
-    fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the Hub, or
-    what the prompt leaves of its context if that is less; 160 for a built-in shape."""
+    """Maximum response length in tokens; longer responses are cut. Together with the longest prompt
+    it must fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the
+    Hub, or what the prompt leaves of its context if that is less; 160 for a built-in shape."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
-    """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
-    quantize those of linear layers, with a scale for each output. The policy that generates then
-    differs from the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects
-    for it."""
+    """Data type of the weights in a rollout. auto: --compute_dtype. int8 and fp8 (e4m3): the
+    weights of linear layers are quantized, with a scale for each output. The policy that generates
+    then differs slightly from the policy that is trained. The metric train/behavior_gap shows by
+    how much, and --algorithm.rollout_correction corrects for it."""
     kv_pages: int = option(0, COUNT_OR_ZERO)
-    """Pages in the KV cache of a replica whose KV heads are not split. A layout that splits them
-    in f ways has f times as many, each of 1/f the bytes on a device. 0 takes what the memory of a
-    device allows, or what every sequence needs at full length if that is less."""
+    """Number of pages in the KV cache of a replica whose KV heads are not split. If a layout splits
+    the KV heads over f devices, a replica has f times as many pages, and each page takes 1/f of the
+    bytes on a device. 0 takes what the memory of a device allows, or what all sequences need at
+    full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
-    """Pages of each replica computed by one prefill call."""
+    """Number of pages that one prefill call computes in each replica."""
     compile: Literal["needed", "all"] = "needed"
-    """Programs compiled before the first iteration. needed: a few of each layout, which are
-    measured; rollouts compile the others when they need them. all: every program, as with
-    --deterministic and with several processes."""
+    """Programs to compile before the first iteration. needed: a few for each layout, which are
+    measured; rollouts compile the others when they need them. all: every program, which
+    --deterministic and several processes always do."""
     check_integrity: bool = False
-    """For debugging: before each burst, check that all processes are about to do the same, drafts
-    and their sources included; after it, the accounts of rows and pages of the KV cache; after each
-    transfer of weights, the rollout's log-probability of a token."""
+    """For debugging. Before each burst, check that all processes are about to do the same, drafts
+    and their sources included. After each burst, check the accounts of rows and pages of the KV
+    cache. After each transfer of weights, check the rollout's log-probability of a token."""
 
     @property
     def max_logprobs(self) -> int:

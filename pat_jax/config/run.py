@@ -37,10 +37,10 @@ class RolesConfig(Options):
     SECTION = "roles."
 
     rest: Literal["auto", "device", "host"] = "auto"
-    """Where models wait while no stage needs them: the parameters of frozen models, the critic, and
-    the policy's moments. host: in the host's memory, so that rollouts have room for more KV cache;
-    each goes to the devices before its stage. device: where they are. auto: host if the KV cache
-    has no room otherwise for all responses of an iteration at full length."""
+    """Where models are kept while no stage needs them: frozen models, the critic, and the policy's
+    optimizer moments. host: in the host's memory, so that the KV cache can be larger; each model is
+    copied to the devices before its stage. device: on the devices. auto: host, if the KV cache
+    would otherwise have no room for all responses of an iteration at full length."""
 
 
 _STEP = rf"{LAYOUT}@\d{{1,7}}"
@@ -52,8 +52,8 @@ LAYOUTS = matches(
 
 @dataclass(frozen=True)
 class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
-    """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
-    update, and again. Without a model and data it is a demonstration that runs anywhere.
+    """Trains a language model by reinforcement learning: it samples responses, scores them, updates
+    the model, and repeats. Without a model and data, it runs a small demonstration on any machine.
 
         python -m pat_jax.train --model Qwen/Qwen2.5-0.5B-Instruct --data openai/gsm8k:main/train
     """
@@ -62,27 +62,26 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     model: str = option("demo", GIVEN)
     """A Hugging Face checkpoint directory; a model of the Hugging Face Hub, owner/name or
-    owner/name@revision, which is taken from the cache of its client or downloaded there; or a
-    built-in shape (--help model), which starts from random weights."""
+    owner/name@revision, which is downloaded unless it is in the Hub's cache; or a built-in shape
+    (--help model), which starts from random weights."""
     steps: int = option(100, STEPS)
-    """Iterations: rollout, reward, update."""
+    """Number of iterations, each with a rollout, its rewards and an update."""
     train: bool = True
-    """False only generates: rollouts and rewards without updates."""
+    """false only generates responses and scores them, without updates."""
     seed: int = option(0, SEED)
-    """Seed of parameters, data order and sampling."""
+    """Random seed of parameters, data order and sampling."""
     layout: str = option("auto", LAYOUTS)
-    """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
-    are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: rollouts begin in the
-    layout with the least TP, and switch once 64 and 8 sequences are unfinished."""
+    """auto: the planner chooses the layout, and changes it during a rollout. `dp2tp4` keeps one
+    layout, whose replicas are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: it
+    begins with the least TP, and switches once 64 and 8 sequences are unfinished."""
     compute_dtype: ComputeDtype = "auto"
-    """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
+    """Data type of the forward pass; trained weights are kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""
     log_completions: bool = False
-    """Write every response with its prompt and its reward to completions.jsonl in the run
-    folder."""
+    """Write every response with its prompt and reward to completions.jsonl in the run folder."""
     deterministic: bool = False
-    """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
-    float32)."""
+    """Make a resumed run repeat bit for bit (on CPU, in float32): the profile is frozen, and the
+    planner's clock is simulated."""
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

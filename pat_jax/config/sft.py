@@ -16,10 +16,10 @@ class PairColumnOptions(LearnedFiles):
     """Columns of preference pairs."""
 
     chosen_key: str = ""
-    """Column of the preferred response, text or chat messages; `a.b` is field b of column a. Empty:
-    chosen."""
+    """Column of the preferred response (text or chat messages); `a.b` is field b of column a.
+    Default: chosen."""
     rejected_key: str = ""
-    """Column of the response that is not preferred. Empty: rejected."""
+    """Column of the response that is not preferred. Default: rejected."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,16 @@ class PairDataConfig(PairColumnOptions):
     """Preference pairs to learn from."""
 
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
-    """JSON, JSON-lines or Parquet files of pairs, patterns of their names ('data/*.parquet'), or
-    datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says), with the
-    columns chosen and rejected, and prompt unless both responses begin with it."""
+    """Preference pairs: JSON, JSON-lines or Parquet files, patterns of file names
+    ('data/*.parquet'), or datasets of the Hugging Face Hub (owner/name:config/split, as `train
+    --help` says). They have the columns chosen and rejected, and also prompt unless both responses
+    begin with the prompt."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages. Empty takes prompt, problem, question,
-    instruction, query or input, the first that is there."""
+    """Column of the prompt (text or chat messages). Default: the first that exists of prompt,
+    problem, question, instruction, query and input."""
     margin_key: str = ""
-    """Column of a number: by how much the reward of the chosen response is to exceed the other.
-    Empty: margin, if it is there."""
+    """Column of a number by which the reward of the chosen response should exceed that of the
+    rejected one. Default: margin, if it exists."""
 
 
 DPO_LEARNING_RATE = 1e-6
@@ -47,26 +48,27 @@ class SftDataConfig(PairColumnOptions):
     """Examples to learn from."""
 
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
-    """JSON, JSON-lines or Parquet files of examples, patterns of their names ('data/*.parquet'), or
-    datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says): prompt and
-    completion, messages, or text; with --loss dpo chosen and rejected, and prompt unless both
-    responses begin with it. Any other file is one text (UTF-8); a folder is all files in it and
-    below. Texts are joined by the end token and cut into rows of --max_length."""
+    """Examples: JSON, JSON-lines or Parquet files, patterns of file names ('data/*.parquet'), or
+    datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says). Their
+    columns are prompt and completion, messages, or text; with --loss dpo chosen and rejected, and
+    also prompt unless both responses begin with the prompt. Any other file is read as one text
+    (UTF-8), and a folder as all files in it and its subfolders. Texts are joined by the end token
+    and cut into rows of --max_length."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
-    prompt, problem, question, instruction, query or input, the first that is there."""
+    """Column of the prompt (text or chat messages); `a.b` is field b of column a. Default: the
+    first that exists of prompt, problem, question, instruction, query and input."""
     completion_key: str = ""
-    """Column of the completion, text or chat messages. Empty: completion."""
+    """Column of the completion (text or chat messages). Default: completion."""
     messages_key: str = ""
-    """Column of chats. Empty: messages."""
+    """Column of chats. Default: messages."""
     text_key: str = ""
-    """Column of texts; all of their tokens are learned. Empty: text."""
+    """Column of texts; the loss covers all of their tokens. Default: text."""
 
 
 @dataclass(frozen=True)
 class SftConfig(FineTuning):
-    """Teaches a language model by examples: completions of prompts, chats or texts, packed into
-    rows. `python -m pat_jax.train --model taught` can continue from the export.
+    """Trains a language model on examples: completions of prompts, chats or texts, packed into
+    rows. `python -m pat_jax.train --model taught` can continue from the exported model.
 
         python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
             --checkpoint.export_dir taught
@@ -80,24 +82,24 @@ class SftConfig(FineTuning):
 
     model: str = ""
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
-    built-in shape (--help model), with random weights. Shapes, and directories without a
-    tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its tokens."""
+    built-in shape (--help model) with random weights. Shapes, and directories with a vocabulary of
+    257 to 512 and no tokenizer, use the bytes of a text as its tokens."""
     truncate: bool = False
-    """Cut longer examples at max_length instead."""
+    """Cut examples that are longer than --max_length, instead of leaving them out."""
     completion_only_loss: bool = True
-    """For prompts with completions, learn only the completion."""
+    """In examples with prompt and completion, the loss covers only the completion."""
     assistant_only_loss: bool = True
-    """For messages, learn only the assistant's turns."""
+    """In examples with messages, the loss covers only the assistant's turns."""
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
-    """What is minimized. cross_entropy: the cross-entropy of the tokens to generate. dpo: direct
-    preference optimization on pairs (Rafailov et al. 2023), with a frozen reference, the model at
-    the start."""
+    """What is minimized. cross_entropy: the cross-entropy of the tokens that the loss covers. dpo:
+    the loss of direct preference optimization on pairs (Rafailov et al. 2023). Its frozen reference
+    is the model at the start."""
     beta: float = option(0.1, positive(1000))
-    """With --loss dpo: how much a difference of log-probabilities from the reference counts; larger
-    values keep the policy closer to it."""
+    """With --loss dpo: factor of the log-probability ratios to the reference. Larger values keep
+    the policy closer to the reference."""
     label_smoothing: float = option(0.0, SMOOTHING)
-    """With --loss dpo: share of the pairs that are taken to be the wrong way round (conservative
-    DPO)."""
+    """With --loss dpo: assumed share of the pairs in which chosen and rejected are swapped
+    (conservative DPO)."""
     data: SftDataConfig = field(default_factory=SftDataConfig)
 
     def __post_init__(self):
@@ -121,9 +123,9 @@ class SftConfig(FineTuning):
 
 @dataclass(frozen=True)
 class RewardModelConfig(FineTuning):
-    """Trains a reward model on preference pairs: a language model with one number in place of
-    logits, the larger for the preferred response. What it exports is a reward of
-    `python -m pat_jax.train`.
+    """Trains a reward model on preference pairs: a language model whose head gives one number, the
+    larger for the preferred response. The exported model can be a reward of `python -m
+    pat_jax.train`.
 
         python -m pat_jax.reward_model --model Qwen/Qwen2.5-0.5B-Instruct \\
             --data examples/pairs.jsonl --checkpoint.export_dir judge
@@ -134,13 +136,12 @@ class RewardModelConfig(FineTuning):
 
     model: str = ""
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
-    built-in shape (--help model), with random weights. The weights of a language model get a new
-    head, of zeros; a sequence classifier with one label keeps its head. Shapes, and directories
-    without a tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its
-    tokens."""
+    built-in shape (--help model) with random weights. A language model gets a new head of zeros; a
+    sequence classifier with one label keeps its head. Shapes, and directories with a vocabulary of
+    257 to 512 and no tokenizer, use the bytes of a text as its tokens."""
     center_rewards_coefficient: float = option(0.0, not_negative(1000))
-    """Weight of the squared sum of a pair's rewards in the loss, which keeps them around 0
-    (Eisenstein et al. 2023); usual: 0.01."""
+    """Weight of an additional loss, the square of the sum of a pair's two rewards, which keeps
+    rewards around 0 (Eisenstein et al. 2023). A usual value is 0.01."""
     data: PairDataConfig = field(default_factory=PairDataConfig)
 
     @property

@@ -36,10 +36,10 @@ class OnDevices(Options):
 
     model: str = ""
     seed: int = option(0, SEED)
-    """Seed of sampling."""
+    """Random seed of sampling."""
     devices: int = option(0, DEVICES)
-    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
-    to min(cores, 8) in each process)."""
+    """Number of devices to use, in all processes together. 0 takes all devices; on a CPU, each
+    process then has the largest power of two of them that is at most min(cores, 8)."""
     compute_dtype: ComputeDtype = "auto"
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -73,12 +73,13 @@ class Planned(Options):
     """How the layouts of a rollout are chosen."""
 
     layout: str = option("auto", ONE_LAYOUT)
-    """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
-    are still balanced."""
+    """auto: the planner chooses the layout, and changes it during a rollout. A layout such as
+    `dp2tp4` (two replicas, each split over four devices) stays; the load of its replicas is still
+    balanced."""
     profile: str = option("auto", GIVEN)
-    """The profile (measured times) that the planner uses: a file of `python -m pat_jax.profile`;
-    auto takes the file for this model and these devices, if any; none measures a quick profile
-    while warming up."""
+    """The profile (measured times of steps) that the planner uses. It is a file of `python -m
+    pat_jax.profile`. auto: the file for this model and these devices, if there is one. none: a
+    quick profile is measured during warm-up."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
@@ -87,10 +88,10 @@ class ChatOptions(Options):
     """Options of chat templates, which turn chats into text."""
 
     system_prompt: str = option("", WHOLE_TEXT)
-    """System message of chats that have none."""
+    """System message for chats that have none."""
     chat_template_kwargs: str = option("", JSON_OBJECT)
-    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; a row's
-    own variables win."""
+    """Variables of the chat template, as a JSON object such as '{"enable_thinking": false}'. If a
+    row of the data sets a variable itself, the row's value is used."""
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -102,9 +103,9 @@ class RowOptions(ChatOptions):
     """Options of files whose rows become prompts or texts to learn from."""
 
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with rows that cannot be used: broken lines, missing, empty or null values, pairs
-    of equal responses. refuse: stop at the first, before anything is computed; skip: leave them
-    out, counted, with the place of the first."""
+    """What to do with unusable rows: broken lines, missing, empty or null values, and pairs of
+    equal responses. refuse: stop at the first such row, before anything is computed. skip: leave
+    them out, count them, and name the place of the first."""
 
 
 @dataclass(frozen=True)
@@ -112,20 +113,21 @@ class UpdateOptions(Options):
     """How the layers of an update run."""
 
     remat: Literal["full", "attention", "dots", "none"] = "full"
-    """What the backward pass keeps of each layer; the rest is computed anew. full: only its input;
-    attention: also the output of attention, so that its kernel runs forward once; dots: also the
-    products with weights; none: everything. full takes the least memory, none the least
-    arithmetic."""
+    """Values of each layer that are kept for the backward pass, which recomputes all others
+    (gradient checkpointing). full: only the layer's input. attention: also the output of attention,
+    so that its kernel runs forward once. dots: also the products with weights. none: all values.
+    full takes the least memory, none the least computation."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
-    """Run the layers of an update as a loop, which compiles in the time of one layer but reads
-    their parameters from a copy in compute_dtype. auto: on TPUs, and on CPUs in float32, for models
-    of at least 8 layers."""
+    """Run the layers of an update as one loop. It compiles in the time of one layer, but reads the
+    layers' parameters from a copy in --compute_dtype. auto: true on TPUs, and on CPUs in float32,
+    for models of at least 8 layers."""
     fsdp_size: int = option(0, DEVICES)
-    """Devices over which parameters, gradients and optimizer state of a trained model are divided;
-    others have copies of these parts. With as many as a host has, weights are gathered inside
-    hosts, and only gradients travel between them, once for each optimizer step (HSDP). 0 divides
-    them over all devices."""
+    """Number of devices over which parameters, gradients and optimizer state of a trained model are
+    sharded; other devices have copies of these shards. With the number of devices of a host,
+    weights are gathered inside hosts, and only gradients travel between hosts, once for each
+    optimizer step (HSDP). 0 shards over all devices."""
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
-    """How an update brings tokens and experts together. gathered: each device gathers the weights
-    of all experts of a layer, as for other layers; exchanged: tokens are sent to the devices of
-    their experts; auto: the one that sends less (docs/models.md)."""
+    """How an update brings tokens and experts together in a mixture of experts. gathered: each
+    device gathers the weights of all experts of a layer, as it does for other layers. exchanged:
+    tokens are sent to the devices that have their experts. auto: the way that sends less
+    (docs/models.md)."""

@@ -16,21 +16,21 @@ LONGEST = 16  # most tokens of a draft that options may ask for
 
 @dataclass(frozen=True)
 class SpeculationConfig(Options):
-    """Drafts: proposed tokens, several of which a step verifies. They change no
-    generated token, and the planner uses none where they do not pay."""
+    """Speculative decoding: a step verifies several proposed (draft) tokens. It
+    changes no generated token, and the planner turns it off where it does not pay."""
 
     SECTION = "speculation."
 
     source: str = option("auto", SOURCE)
-    """Where drafts come from. suffix: what followed earlier occurrences of the last tokens, in the
+    """Where draft tokens come from. suffix: text that followed the last tokens earlier, in the
     response itself, in others to its prompt, or in earlier iterations. model:DIR: a smaller model
-    of the same vocabulary, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER:
-    the policy's first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes
-    longer the more tokens it verifies. none: no drafts."""
+    with the same vocabulary, a Hugging Face directory or owner/name. early_exit:LAYER: the policy's
+    first LAYER layers. none: no drafts. auto: suffix on GPUs and TPUs; none on CPUs, where a step
+    takes longer the more tokens it verifies."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
-    """Numbers of draft tokens per row and step: each has its own program, and the planner chooses
-    by load. A step verifies the tokens most likely to be accepted, of any row; no row has more than
-    the largest number."""
+    """Numbers of draft tokens per sequence and step. Each has its own program, and the planner
+    chooses one by the load. It is a mean over the sequences: a step verifies the draft tokens that
+    are most likely to be accepted. No sequence has more than the largest number."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -13,12 +13,12 @@ class TeacherConfig(Options):
     SECTION = "teacher."
 
     model: str = ""
-    """The teacher, with --algorithm.name distill: a Hugging Face checkpoint directory or a model of
-    the Hub with the tokenizer of --model, of any family and size."""
+    """The teacher model, with --algorithm.name distill: a Hugging Face checkpoint directory or a
+    model of the Hub. It may be of any family and size, but must have the tokenizer of --model."""
     top_k: int = option(0, count(0, 256))
-    """Learn from this many of the teacher's likeliest tokens at each position, and from all other
-    tokens as one. The loss is the reverse KL over these; --algorithm.distill_coef is its weight. 0:
-    learn from the sampled token alone, as an advantage."""
+    """Learn from the teacher's top_k most likely tokens at each position, and from all other tokens
+    together as one. The loss is then the reverse KL over these tokens, and its weight is
+    --algorithm.distill_coef. 0: learn from the sampled token alone, through its advantage."""
 
     def check_use(self, weight: float) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one.

@@ -28,19 +28,19 @@ _OF_PAIRS = ("data", "reward_model", "out", "devices", "compute_dtype", "distrib
 
 @dataclass(frozen=True)
 class EvaluatedRewardModel(RewardModelOptions):
-    """A reward model to evaluate in place of a policy, or how those of --reward run."""
+    """A reward model to evaluate, or options of the reward models of --reward."""
 
     model: str = field(default="", metadata=SHORT_FORM)
     """A reward model to evaluate in place of a policy: a Hugging Face checkpoint directory or a
-    model of the Hub. Measures the share of the preference pairs of --data whose chosen response has
-    the larger reward, also by the column subset if there is one, as in RewardBench
-    (docs/reward-models.md)."""
+    model of the Hub. The result is the share of the preference pairs of --data whose chosen
+    response has the larger reward. If there is a column subset, each of its values has a share of
+    its own, as in RewardBench (docs/reward-models.md)."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
-    """Evaluates a model on files of problems: the rewards of several samples of each, pass@k,
-    majority votes, and how sure they are.
+    """Evaluates a model on files of problems, with several samples of each: rewards, pass@k,
+    majority votes, and how certain these numbers are.
 
         python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
             --data examples/problems.jsonl --num_generations 8
@@ -53,36 +53,37 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     model: str = ""
     """A Hugging Face checkpoint directory, such as a run's export, or a model of the Hugging Face
-    Hub (owner/name); with --run_dir, unless given, the one that the run began with."""
+    Hub (owner/name). With --run_dir, the default is the model that the run began with."""
     run_dir: str = ""
-    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from
-    its checkpoint; nothing there is changed, and the run may be going on."""
+    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft`. The policy in its checkpoint
+    is evaluated. Nothing in the folder is changed, and the run may still be going on."""
     checkpoint: int | None = option(None, STEPS)
-    """Step of the run's checkpoint. If it is not given: the newest complete checkpoint."""
+    """Step of the run's checkpoint to evaluate. If it is not given: the newest complete
+    checkpoint."""
     out: str = ""
-    """Folder for results.json and completions.jsonl; empty makes evaluations/<date-time>."""
+    """Folder for results.json and completions.jsonl. If it is empty: evaluations/<date-time>."""
     resume: bool = False
-    """Continue the killed evaluation in --out, with the options that it was begun with. Responses
-    that are there are kept; all are scored anew."""
+    """Continue the interrupted evaluation in --out, with the options that it was started with. Its
+    responses are kept, and all responses are scored again."""
     num_prompts: int = option(0, COUNT_OR_ZERO)
-    """Problems of each file, always the same ones; 0 takes all."""
+    """Number of problems from each file, always the same ones; 0 takes all."""
     num_generations: int = option(1, RESPONSES)
-    """Samples of each problem."""
+    """Number of samples for each problem."""
     pass_at: tuple[int, ...] = ()
-    """Each k of the pass@k to report, at most --num_generations; none takes 1, 2, 4, 8 … and
-    --num_generations."""
+    """Values of k for which pass@k is reported, each at most --num_generations. If none is given:
+    1, 2, 4, 8 … and --num_generations."""
     max_prompt_length: int = auto(TOKENS)
-    """Longest prompt in tokens; problems with longer ones are left out and counted. auto: 1,024, or
-    half of the model's context if that is less."""
+    """Maximum prompt length in tokens. Problems with longer prompts are left out and counted. auto:
+    1,024, or half of the model's context if that is less."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens, cut there. auto: 2,048, or what the prompt leaves of the context
-    if that is less."""
+    """Maximum response length in tokens; longer responses are cut. auto: 2,048, or what the prompt
+    leaves of the context if that is less."""
     batch: int = option(64, RESPONSES)
     compute_dtype: ComputeDtype = "auto"
-    """Weights and arithmetic. auto: with --run_dir those of the run, else bfloat16 on GPUs and TPUs
-    and float32 on CPUs."""
+    """Data type of weights and arithmetic. auto: that of the run with --run_dir, else bfloat16 on
+    GPUs and TPUs, and float32 on CPUs."""
     num_completions_to_print: int = option(0, COUNT_OR_ZERO)
-    """Responses shown at the end."""
+    """Number of responses that are printed at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, files=()))
     reward_model: EvaluatedRewardModel = field(default_factory=EvaluatedRewardModel)
 

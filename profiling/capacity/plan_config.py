@@ -37,24 +37,24 @@ from pat_jax.profiling.predict.targets import Target
 
 @dataclass(frozen=True)
 class PlannedAlgorithm(Options):
-    """What is trained, and what it reads."""
+    """The algorithm of the update."""
 
     SECTION = "algorithm."
 
     name: AlgorithmName = "grpo"
-    """Algorithm of the update; ppo trains a critic beside the policy. See --algorithm.name of
-    train."""
+    """Algorithm of the update; ppo trains a critic in addition to the policy. See --algorithm.name
+    of train."""
 
 
 @dataclass(frozen=True)
 class PlannedCritic(Options):
-    """The model that predicts values."""
+    """The critic, which predicts values."""
 
     SECTION = "critic."
 
     model: str = ""
-    """The critic with ppo, named as in --model; empty takes the first reward model, or else the
-    policy's shape."""
+    """The critic of ppo, named as in --model. If it is empty: the first reward model, or else a
+    model of the policy's shape."""
     lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
 
@@ -63,7 +63,8 @@ class PlannedTeacher(TeacherConfig):
     """The frozen model that the policy is distilled from."""
 
     model: str = ""
-    """A model that scores the tokens of every response, named as in --model; empty has none."""
+    """A teacher that scores the tokens of every response, named as in --model. If it is empty,
+    there is none."""
 
 
 REWARD_MODELS: Rule = (
@@ -79,72 +80,73 @@ LONGEST = 24_576  # tokens of a response, if the model's context has room for th
 
 @dataclass(frozen=True)
 class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
-    """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
-    adapting gains. Compiles the engine's own programs with the compiler of the target, of the extra
-    `plan`; with --compile false it computes from the model's configuration alone. Takes the YAML
-    of a training run as --config.
+    """Predicts rollouts on machines that you do not have: which layouts fit, how long a step takes,
+    and what adapting the layout gains. Compiles the engine's own programs with the target's
+    compiler (install it with the extra `plan`); with --compile false it computes from the model's
+    configuration alone. Takes the YAML file of a training run as --config.
 
         python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --compile false
     """
 
     model: str = option("llama-3.1-8b", GIVEN)
-    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), of which
-    config.json and tokenizer are downloaded, or a built-in shape (--help model)."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name; only its
+    config.json and tokenizer are downloaded), or a built-in shape (--help model)."""
     target: str = option("h100:8", GIVEN)
-    """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4,
-    v5p:2x2x2; or a slice as Google names it, v5e-8."""
+    """Kind and number of accelerators: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4,
+    v5p:2x2x2; or a slice by Google's name, v5e-8."""
     responses: int = option(1024, count(1, MOST_REPLAYED))
-    """Responses of one rollout."""
+    """Number of responses in one rollout."""
     max_completion_length: int = auto(TOKENS)
-    """The cap in tokens at which a response is cut; with the longest prompt at most the model's
-    context. auto: 24,576, or what the prompt leaves of the context if that is less."""
+    """Maximum response length in tokens; longer responses are cut. Together with the longest prompt
+    it is at most the model's context. auto: 24,576, or what the prompt leaves of the context if
+    that is less."""
     max_prompt_length: int = option(1024, TOKENS)
-    """Longest prompt in tokens."""
+    """Maximum prompt length in tokens."""
     rollouts: int = option(3, ROLLOUTS)
-    """Rollouts that are replayed."""
+    """Number of rollouts to replay."""
     train: bool = True
-    """The same devices train: master weights and the optimizer stay there, and the training step is
-    compiled."""
+    """The same devices also train: they keep master weights and optimizer state, and the training
+    step is compiled."""
     lora_rank: int = option(0, count(0, MOST_RANK))
-    """Adapters of this rank are trained, of all linear layers, and the policy under them is frozen;
-    0 trains all of it. See --lora.rank of train."""
+    """Rank of the adapters. They are trained in all linear layers, and the policy under them is
+    frozen. 0 trains the whole policy. See --lora.rank of train."""
     beta: float = option(0.0, not_negative(1000))
     """Weight of the KL penalty to a frozen reference policy, which is kept in memory and scores
-    every response; 0 keeps none. See --algorithm.beta of train."""
+    every response. With 0 there is no reference. See --algorithm.beta of train."""
     algorithm: PlannedAlgorithm = field(default_factory=PlannedAlgorithm)
     critic: PlannedCritic = field(default_factory=PlannedCritic)
     reward: tuple[str, ...] = option((), REWARD_MODELS)
-    """Reward models, each as model:NAME, of which NAME is as in --model. A function that scores
-    takes no device and is left out."""
+    """Reward models, each as model:NAME, where NAME is as in --model. Leave out reward functions,
+    which use no device."""
     teacher: PlannedTeacher = field(default_factory=PlannedTeacher)
     roles: RolesConfig = field(default_factory=RolesConfig)
     mini_batch_size: int = option(0, COUNT_OR_ZERO)
-    """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps
-    the policy scores every response. See --algorithm.mini_batch_size of train."""
+    """Prompts in one optimizer step; 0 takes all prompts of a rollout. If there are several steps,
+    the policy scores every response before the first. See --algorithm.mini_batch_size of train."""
     tokens_per_micro_batch: int = option(0, COUNT_OR_ZERO)
-    """Tokens of one forward and backward pass, all devices together; 0 is one row of full length on
-    each. See --algorithm.tokens_per_micro_batch of train."""
+    """Tokens in one forward and backward pass, on all devices together; 0 takes one row of full
+    length on each device. See --algorithm.tokens_per_micro_batch of train."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
-    """How the rollout keeps its copy of the weights; see --rollout.weights of train."""
+    """Data type of the weights in a rollout; see --rollout.weights of train."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Arithmetic of the forward pass."""
+    """Data type of the forward pass."""
     min_length: int = option(1024, TOKENS)
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of one device in GiB; 0 is what its maker says."""
+    """Memory of one device in GiB; 0 takes the number that its maker gives."""
     compile: bool = True
-    """Compile the engine's programs for the target; false computes from the model's configuration
-    alone, in seconds."""
+    """Compile the engine's programs for the target. false computes from the model's configuration
+    alone, which takes seconds."""
     layers: Literal["few", "all"] = "few"
-    """few compiles models of two and of four layers and extrapolates all numbers to the whole
-    model, but for gradients and other passes of training; all compiles the whole model."""
+    """few: compile models of two and of four layers, and extrapolate all numbers to the whole
+    model, except those of gradients and other passes of training. all: compile the whole model."""
     profile: str = ""
-    """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
-    from kernel times."""
+    """A file of `python -m pat_jax.profile` for this model on as many devices. If it is empty, step
+    times are composed from kernel times."""
     sums: Literal["one-shot", "nccl", "ungraphed"] = "nccl"
-    """How GPUs of a host sum over NVLink: by NCCL in a CUDA graph, by a serving engine's kernel for
-    small sums, or by NCCL outside of a graph."""
+    """How the GPUs of a host do all-reduces over NVLink. nccl: NCCL in a CUDA graph. one-shot: a
+    serving engine's kernel for small all-reduces. ungraphed: NCCL outside of a CUDA graph."""
     run_dir: str = ""
-    """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
+    """Folder of the plan. If it is empty: runs/plan-MODEL-TARGET-<date-time>."""
     optimizer: OptimizerState = field(default_factory=OptimizerState)
 
     def __post_init__(self):

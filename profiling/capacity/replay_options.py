@@ -16,26 +16,28 @@ class ReplayOptions(Options):
     """Options that choose which rollouts are sampled and replayed."""
 
     lengths: str = "reasoning"
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
+    """Response lengths: a .csv, .json or .jsonl file, or a built-in distribution (reasoning, pat,
+    math or short)."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
     """Probability that a draft token is right if those before it are, for drafts that a model
-    generates (--speculation.source model:DIR or early_exit:LAYER). For copied drafts it is built
+    generates (--speculation.source model:DIR or early_exit:LAYER). For suffix drafts it is built
     in."""
     length_scale: float = option(1.0, positive(1000))
-    """Factor on the response lengths of the file or the distribution."""
+    """Factor by which all response lengths of --lengths are multiplied."""
     num_generations: int = option(8, RESPONSES)
-    """Responses to one prompt; their lengths are correlated."""
+    """Number of responses to each prompt; their lengths are correlated."""
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
-    """Correlation of the normal scores of two responses to one prompt; 0 makes them independent."""
+    """Correlation of the lengths of two responses to one prompt, as normal scores; 0 makes the
+    lengths independent."""
     prompt_tokens: int = option(256, TOKENS)
-    """Tokens of every prompt, if the file of --lengths has none; in `plan` at
-    most --max_prompt_length."""
+    """Number of tokens in every prompt, if the file of --lengths has no prompt lengths. In `plan`
+    it is at most --max_prompt_length."""
     seed: int = option(0, SEED)
-    """Seed of the rollouts drawn."""
+    """Random seed of the rollouts."""
     burst_steps: int = option(256, TOKENS)
-    """Most decode steps of one burst; the planner plans anew after each."""
+    """Maximum number of decode steps in one burst. After each burst the planner plans again."""
     check_every: int = option(16, TOKENS)
-    """Decode steps between two tests of the stop condition on the device."""
+    """Decode steps between two checks, on the device, whether a burst should end early."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):

@@ -24,31 +24,33 @@ def listed(pattern: str, most: int, what: str) -> Rule:
 
 @dataclass(frozen=True)
 class SimulateConfig(ReplayOptions):
-    """Replays rollouts of a measured machine: other batches, caps and hosts. Options that take
-    several values, separated by commas, are combined in every way.
+    """Replays rollouts on a machine that was measured, with other batches, length limits and host
+    times. Options that take several values, separated by commas, are combined in every way.
 
         python -m pat_jax.simulate --profile profile.json --responses 512,2048 \\
             --lengths math --host_us 0,20
     """
 
     profile: str = option("profile.json", GIVEN)
-    """A file of `python -m pat_jax.profile`: what each step and switch takes."""
+    """A file of `python -m pat_jax.profile`, which has the time of each step and switch."""
     trace: str = ""
-    """The rollout.json of a run: prints how much longer its path took than the oracle's, by the
-    times of --profile (by default the run's), without drafts and with pages for all; replays
-    nothing else."""
+    """The rollout.json of a run. Prints how much longer the rollout took than the oracle (the best
+    path of layouts, with all lengths known), by the times of --profile (by default the run's),
+    without drafts and with pages for all sequences. Nothing else is replayed."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
-    """Responses of one rollout; several, separated by commas, are each replayed."""
+    """Number of responses in one rollout. Of several numbers, separated by commas, each is
+    replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
-    """The cap in tokens at which a response is cut; several, separated by commas."""
+    """Maximum response length in tokens, at which a response is cut; one or several, separated by
+    commas."""
     host_us: str = option("0", listed(NUMBER, 10**6, "numbers"))
-    """Microseconds of the host in each decode step for each running sequence, beside what was
-    measured; several, by commas."""
+    """Microseconds that the host takes in each decode step for each running sequence, in addition
+    to what was measured; one or several, separated by commas."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of a device: the KV cache takes what the weights leave, and sequences without pages
-    wait or are preempted; 0 lets every sequence have its pages."""
+    """Memory of one device in GiB. The KV cache takes what the weights leave, and sequences without
+    pages wait or are preempted. 0 gives every sequence its pages."""
     rollouts: int = option(1, ROLLOUTS)
-    """Rollouts that follow one another; the planner learns from each."""
+    """Number of rollouts that follow one another; the planner learns from each."""
     growth: float = 0.0
     """Growth of the logarithm of response lengths from one rollout to the next; 0.02 doubles the
     lengths in 35 rollouts."""

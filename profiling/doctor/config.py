@@ -16,23 +16,24 @@ class DoctorConfig(Options):
     """
 
     model: str = option("qwen3-0.6b", GIVEN)
-    """The model whose shapes the kernels are checked at: a Hugging Face checkpoint directory, a
+    """The model for whose shapes the kernels are checked: a Hugging Face checkpoint directory, a
     model of the Hugging Face Hub (owner/name), or a built-in shape (--help model). Nothing else of
-    it is loaded: the switch and the iteration have a tiny model."""
+    the model is loaded: the switch of layouts and the iteration use a tiny model."""
     devices: int = option(0, DEVICES)
-    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    """Number of devices to use; 0 takes all (on a CPU the largest power of two up to min(cores,
+    8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Arithmetic that the kernels are checked in."""
+    """Data type in which the kernels are checked."""
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     target: str = ""
-    """A machine that is not here, such as h100:8 or v5e:2x4: its kernels are compiled by its own
-    compiler, and nothing is run. Takes the extra `plan`."""
+    """A machine that you do not have, such as h100:8 or v5e:2x4. Its kernels are compiled by its
+    own compiler, and nothing is run. This needs the extra `plan`."""
     out: str = ""
     """A JSON file for all results; empty writes none."""
     step_seconds: int = option(300, count(1, 86_400))
-    """The most seconds that one part may take. A part that hangs, for example because of broken
-    links, ends the examination."""
+    """Maximum time in seconds for one part of the examination. A part that hangs, for example
+    because of broken links, ends the examination."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -12,21 +12,22 @@ _PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
 
 @dataclass(frozen=True)
 class DistributedConfig(Options):
-    """Several processes as one run: the same command on each host. On TPU slices, SLURM, GKE,
-    Open MPI and with torchrun's variables, processes find each other without options."""
+    """Several processes as one run: the same command on each host. On TPU slices,
+    SLURM, GKE, Open MPI and with torchrun's variables, processes find each other
+    without options."""
 
     SECTION = "distributed."
 
     coordinator: str = option("", _PLACE)
-    """host:port of process 0, which the others can reach; if empty, the cluster tells where the
-    processes are."""
+    """Address (host:port) of process 0, which the other processes can reach. If it is empty, the
+    cluster tells where the processes are."""
     num_processes: int = option(1, count(1, MOST_PROCESSES))
-    """Number of processes; with coordinator."""
+    """Number of processes. Only needed together with --distributed.coordinator."""
     process_id: int = 0
-    """Index of this process, from 0; with coordinator."""
+    """Index of this process, from 0. Only needed together with --distributed.coordinator."""
     patience: int = option(3600, count(10, 10**6))
-    """Seconds without progress of a process after which all end. It must be more than compiling one
-    program, the slowest rewards of a rollout, or an update on the devices takes."""
+    """If a process makes no progress for this many seconds, all processes end. Set it longer than
+    each of these takes: compiling one program, the slowest rewards of a rollout, one update."""
 
     def __post_init__(self):
         super().__post_init__()
