@@ -22,7 +22,7 @@ from pat_jax.profiling.predict.targets import Target
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "composed_steps.json"
-PAGE = ROOT / "docs" / "figures" / "targets.md"
+PAGE = ROOT / "benchmarks" / "reports" / "costs.md"
 
 
 def test_steps_of_a_large_model_on_tpus_are_near_the_published_ones():
@@ -49,20 +49,10 @@ def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured()
 
 def test_the_page_has_the_ranges_of_the_steps():
     content = json.loads(KEPT.read_text())
-    full, part = (
-        [step for step in content["tpu_steps"] if (step["context"] == TPU_CONTEXT) == is_full]
-        for is_full in (True, False)
-    )
-    for steps, composed in (
-        (content["steps"], "tables_ms"),
-        (content["steps"], "coefficients_ms"),
-        (content["own_steps_as_others"], "tables_ms"),
-        (full, "composed_ms"),
-        (part, "composed_ms"),
-    ):
+    page = PAGE.read_text(encoding="utf-8")
+    for steps, composed in ((content["steps"], "tables_ms"), (content["tpu_steps"], "composed_ms")):
         took = [step["measured_ms"] / step[composed] for step in steps]
-        row = f"| {len(took)} | {min(took):.2f} to {max(took):.2f} |"
-        assert row in PAGE.read_text(encoding="utf-8"), row
+        assert f"{min(took):.2f} to {max(took):.2f}" in page
 
 
 def test_steps_of_this_engine_are_within_a_tenth_of_what_was_measured():

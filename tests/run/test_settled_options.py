@@ -115,7 +115,7 @@ def test_every_command_computes_in_what_suits_the_devices(
         seen(profile, "profile_subject", profile.measured, measure, at=2),
         seen(sft, "read_lessons", sft.build, teach, devices),
         seen(session, "build_engine", generate.prepared, write),
-        seen(session, "build_engine", evaluate.evaluate, examine),
+        seen(session, "build_engine", evaluate.evaluate_policy, examine),
     ):
         assert dtype in (found, getattr(found, "dtype", ""), getattr(found, "compute_dtype", ""))
 
