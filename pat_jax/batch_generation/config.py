@@ -60,7 +60,7 @@ class GenerateConfig(ChatOptions, Generating):
     resume: bool = False
     """Keep the results that are already in --out, and continue after them."""
     temperature: float | None = None
-    """Softmax temperature of sampling; 0 is greedy. Default: 1."""
+    """Softmax temperature of sampling; 0 is greedy. It is 1 if nothing sets it."""
     top_k: int | None = None
     """Sample among the top_k most likely tokens; 0 turns it off."""
     top_p: float | None = None
@@ -72,9 +72,9 @@ class GenerateConfig(ChatOptions, Generating):
     """Divides the positive logits of tokens that are in the prompt or the response, and multiplies
     the negative ones; 1 turns it off."""
     presence_penalty: float | None = None
-    """Number subtracted from the logits of tokens that are in the response."""
+    """Number subtracted from the logits of tokens that are in the response already."""
     min_completion_length: int | None = None
-    """Minimum response length in tokens (`min_tokens` in a line). Nothing ends a response
+    """Minimum response length in tokens (`min_tokens` in a line). No token or text ends a response
     before."""
     max_completion_length: int | None = option(None, TOKENS)
     """Maximum response length in tokens (`max_tokens` in a line). If it is not given, it is what

@@ -136,7 +136,7 @@ def _sources(presets: Path | None) -> dict[str, Option]:
     if presets is None:
         return {"config": config}
     names = ", ".join(preset_names(presets))
-    words = f"A ready-made run: {names}. Where neither data nor another model is given, {DEMO}."
+    words = f"A ready-made run: {names}. If neither --data nor another --model is given: {DEMO}."
     return {"preset": Option("preset", str, "", words), "config": config}
 
 

@@ -23,8 +23,8 @@ class DataConfig(RowOptions):
     """Column of the prompt (text or chat messages); `a.b` is field b of column a. Default: the
     first that exists of prompt, problem, question, messages, instruction, query and input."""
     answer_key: str = ""
-    """Column of the answer, which reward functions get as `answer`. Default: the first that exists
-    of answer, reward_model.ground_truth, ground_truth and solution."""
+    """Column of the reference answer, which reward functions get as `answer`. Default: the first
+    that exists of answer, reward_model.ground_truth, ground_truth and solution."""
 
     @property
     def is_arithmetic(self) -> bool:

@@ -25,7 +25,7 @@ class EvalSchedule(Options):
 
 @dataclass(frozen=True)
 class EvalConfig(EvalSchedule):
-    """Held-out evaluation."""
+    """Evaluation on held-out problems."""
 
     num_prompts: int = option(256, RESPONSES)
     """Number of held-out prompts, which are not used for training; with several --eval.data, this

@@ -54,7 +54,7 @@ class AdvantageOptions(Options):
     deviation over the iteration (TRL)."""
     kl_target: float = option(0.0, not_negative(1000))
     """Target of the KL to the reference policy, in nats, as a mean over tokens. Each iteration
-    adapts beta to it (Ziegler 2019), with kl_in reward. 0 keeps beta fixed."""
+    adapts beta to it (Ziegler 2019). It needs kl_in reward. 0 keeps beta fixed."""
     kl_horizon: int = option(10_000, COUNT)
     """Number of responses over which kl_target changes beta by at most about a fifth. A larger
     number adapts beta more slowly."""
@@ -81,14 +81,14 @@ class AlgorithmConfig(AdvantageOptions):
     """What is subtracted from a reward. group: the mean of its group (GRPO). leave_one_out: the
     mean of the others of its group (RLOO). length_weighted: the group's mean, weighted by lengths
     (OPO). none: nothing. critic: the value that a critic predicts at each token (PPO). none and
-    critic set scale_rewards none."""
+    critic also set scale_rewards to none."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide reward minus baseline by a standard deviation. group: of the group's rewards (GRPO).
-    batch: of all rewards of the iteration. none: do not (Dr. GRPO, with loss_aggregation
-    constant)."""
+    batch: of all rewards of the iteration. none: do not divide (Dr. GRPO, together with
+    loss_aggregation constant)."""
     whiten_advantages: bool = field(default=False, metadata=stands_for({"true": _UNSCALED}))
     """Subtract from advantages their mean over all tokens of the iteration, and divide them by
-    their standard deviation (REINFORCE++). It sets scale_rewards none."""
+    their standard deviation (REINFORCE++). This also sets scale_rewards to none."""
     ratio: Literal["token", "sequence", "trajectory"] = "token"
     """Probability ratio to the policy before the update. token: of each token (GRPO). sequence: the
     geometric mean over the tokens of a response (GSPO). trajectory: their product (RLOO)."""
@@ -96,7 +96,7 @@ class AlgorithmConfig(AdvantageOptions):
         default="ppo", metadata=stands_for({"cispo": {"delta": 0.0}})
     )
     """What the clip bounds. ppo: the objective, so that clipped tokens have no gradient. cispo: the
-    weight of a token, so that clipped tokens keep a gradient (CISPO); it sets delta 0."""
+    weight of a token, so that clipped tokens keep a gradient (CISPO); it also sets delta to 0."""
     epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = option(0.2, positive(1000))
@@ -135,11 +135,11 @@ class AlgorithmConfig(AdvantageOptions):
     """Last part of max_completion_length, as a share of it, over which a response's reward falls
     linearly by overlong_penalty (DAPO's soft overlong punishment). 0 turns it off."""
     overlong_penalty: float = option(1.0, not_negative(1000))
-    """Number subtracted from a reward at max_completion_length, with overlong_buffer."""
+    """With overlong_buffer, the number subtracted from a reward at max_completion_length."""
     num_iterations: int = option(1, count(1, 1000))
     """Number of passes over each batch of rollouts (PPO epochs; mu in the paper of GRPO)."""
     mini_batch_size: int = auto(RESPONSES)
-    """Prompts in one optimizer step: a divisor of --rollout.prompts_per_step. auto: all."""
+    """Prompts per optimizer step: a divisor of --rollout.prompts_per_step. auto: all prompts."""
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Maximum number of tokens (rows x padded length, on all devices together) in one forward and
     backward pass. Gradients of several passes accumulate."""
@@ -155,8 +155,8 @@ class AlgorithmConfig(AdvantageOptions):
     docs/models.md). 0, which is usual in reinforcement learning, turns it off."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length. mask: leave them out of the loss. score: treat them
-    like others. Averages over tokens or responses count those in the loss; loss_aggregation
-    constant divides by all."""
+    like others. Averages over tokens or responses count only responses in the loss; with
+    loss_aggregation constant, the divisor counts all."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -38,9 +38,9 @@ class LoraConfig(AdapterConfig):
     targets: tuple[str, ...] = option((), NAMES)
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
     mlp.up_proj, layers.0.self_attn.o_proj), or experts by PEFT's names (experts.gate_up_proj,
-    experts.down_proj, their router gate.weight). If none is given: the layers of --lora.adapter.
-    Without an adapter: all-linear, which means all linear layers, or only the attention layers in a
-    model with experts."""
+    experts.down_proj, and gate.weight for their router). If none is given: the layers of
+    --lora.adapter. Without an adapter: all-linear, which means all linear layers, or only the
+    attention layers in a model with experts."""
     adapter: str = ""
     """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name), from which
     training continues. If it is empty, training begins with new adapters, which do not change the

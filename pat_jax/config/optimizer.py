@@ -32,8 +32,7 @@ class OptimizerState(Options):
 
 @dataclass(frozen=True)
 class OptimizerConfig(OptimizerState):
-    """AdamW with a linear warm-up of the learning rate, which then is constant or follows a
-    cosine."""
+    """AdamW; the learning rate warms up linearly, then is constant or follows a cosine."""
 
     learning_rate: float | None = option(None, LEARNING_RATE)
     """Peak learning rate. Default: 1e-6 for reinforcement learning and DPO, 1e-5 for reward models,

@@ -17,8 +17,8 @@ SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 @dataclass(frozen=True)
 class PlacementConfig(Options):
-    """The devices of each model of a run, numbered from 0 in the run's order. With
-    several processes, each process numbers its own devices (docs/placement.md)."""
+    """The devices of each model of a run, numbered from 0 in the run's order. With several
+    processes, each process numbers its own devices (docs/placement.md)."""
 
     SECTION = "placement."
 

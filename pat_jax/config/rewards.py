@@ -54,16 +54,16 @@ class RewardOptions(Options):
     `model:DIR` or `model:owner/name`, a reward model (docs/reward-models.md); `math`: 1 if the
     response is not cut and its final answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`,
     `Answer: x`, or `$x$` on the last line, equals the reference answer, else 0; `math_lenient`: 1
-    if its last box, or else its last number, does; `exact`: 1 if its text after the last `#` does;
-    `none`: always 0, to learn from a teacher alone; or auto: the task's own reward, or math for
-    files."""
+    if the last `\\boxed{x}`, or else the last number, equals it; `exact`: 1 if the response is not
+    cut and the text after its last `#` is the answer; `none`: always 0, to learn from a teacher
+    alone; or auto: the built-in task's own reward, or math for files."""
     reward_weights: tuple[float, ...] = ()
     """A weight for each --reward; if none is given, each weight is 1. A negative weight makes a
     penalty. With weight 0, the reward is logged but not used."""
     reward_timeout: float = option(10.0, positive(86_400))
     """Time limit, in wall-clock seconds, for scoring one response or for one request to an
-    endpoint. A longer call is killed and logged, and training leaves its response out of baseline
-    and loss."""
+    endpoint. A longer call is killed and logged, and training leaves its response out of the
+    baseline and the loss."""
     reward_workers: int = option(0, count(0, 1024))
     """Number of processes of each reward function that score responses at the same time, or of
     concurrent requests to an endpoint. 0 takes the number of CPU cores."""

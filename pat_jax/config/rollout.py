@@ -38,13 +38,13 @@ class EngineSizes(Options):
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     min_rows: int = option(4, RESPONSES)
-    """Smallest batch size, in sequences per replica, that has compiled programs. A smaller number
-    fits a shrinking batch more closely, but more programs are compiled."""
+    """Smallest batch size, in sequences per replica, that programs are compiled for. A smaller
+    number fits a shrinking batch more closely, but more programs are compiled."""
     min_length: int = option(64, TOKENS)
-    """Smallest KV length in tokens that has compiled programs, rounded up to whole pages. Lengths
-    double from here up to the longest sequence."""
+    """Smallest KV length, in tokens, that programs are compiled for, rounded up to whole pages.
+    Compiled lengths double from here up to the longest sequence."""
     check_every: int = option(8, TOKENS)
-    """Decode steps between two checks, on the device, whether a burst should end early."""
+    """Decode steps between two checks, on the device, of whether a burst should end early."""
     burst_steps: int = option(64, TOKENS)
     """Maximum number of decode steps in one burst (one call of a program), rounded up to a multiple
     of check_every."""
@@ -53,10 +53,10 @@ class EngineSizes(Options):
     Other devices have copies. 0: the largest number of devices of one host that divides the
     experts."""
     expert_width: int = auto(COUNT)
-    """Number of devices over which the width of each expert is divided in addition. This speeds up
-    steps with few sequences and slows down steps with many (docs/models.md). auto: on GPUs the
-    number with which a rollout is fastest according to the times that `plan` computes; elsewhere
-    1."""
+    """Number of devices over which the width of each expert is divided, in addition to
+    expert_parallel. This speeds up steps with few sequences and slows down steps with many
+    (docs/models.md). auto: on GPUs the number with which a rollout is fastest according to the
+    times that `plan` computes; elsewhere 1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. If this
     is not given, the KV caches of a CPU's devices take at most a quarter of the machine's
@@ -98,15 +98,16 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     bytes on a device. 0 takes what the memory of a device allows, or what all sequences need at
     full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
-    """Number of pages that one prefill call computes in each replica."""
+    """Number of KV cache pages that one prefill call fills in each replica."""
     compile: Literal["needed", "all"] = "needed"
     """Programs to compile before the first iteration. needed: a few for each layout, which are
     measured; rollouts compile the others when they need them. all: every program, which
     --deterministic and several processes always do."""
     check_integrity: bool = False
     """For debugging. Before each burst, check that all processes are about to do the same, drafts
-    and their sources included. After each burst, check the accounts of rows and pages of the KV
-    cache. After each transfer of weights, check the rollout's log-probability of a token."""
+    and their sources included. After each burst, check the bookkeeping of rows and pages of the KV
+    cache. After each transfer of weights, compare the rollout's log-probability of one token with
+    the trainer's."""
 
     @property
     def max_logprobs(self) -> int:

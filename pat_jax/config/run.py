@@ -71,9 +71,10 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     seed: int = option(0, SEED)
     """Random seed of parameters, data order and sampling."""
     layout: str = option("auto", LAYOUTS)
-    """auto: the planner chooses the layout, and changes it during a rollout. `dp2tp4` keeps one
-    layout, whose replicas are still balanced. For experiments, `dp4tp2@64,dp2tp4@8` is a path: it
-    begins with the least TP, and switches once 64 and 8 sequences are unfinished."""
+    """auto: the planner chooses the layout, and changes it during a rollout. `dp2tp4` keeps one:
+    two replicas, each with tensor parallelism (TP) over four devices. For experiments, a path: with
+    `dp4tp2@64,dp2tp4@8`, a rollout begins with the least TP, and switches to these layouts once 64
+    and 8 sequences are unfinished."""
     compute_dtype: ComputeDtype = "auto"
     """Data type of the forward pass; trained weights are kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""

@@ -38,8 +38,8 @@ class OnDevices(Options):
     seed: int = option(0, SEED)
     """Random seed of sampling."""
     devices: int = option(0, DEVICES)
-    """Number of devices to use, in all processes together. 0 takes all devices; on a CPU, each
-    process then has the largest power of two of them that is at most min(cores, 8)."""
+    """Number of devices to use, in all processes together. 0 takes all devices; on a CPU, it gives
+    each process the largest power of two up to min(cores, 8)."""
     compute_dtype: ComputeDtype = "auto"
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -73,13 +73,12 @@ class Planned(Options):
     """How the layouts of a rollout are chosen."""
 
     layout: str = option("auto", ONE_LAYOUT)
-    """auto: the planner chooses the layout, and changes it during a rollout. A layout such as
-    `dp2tp4` (two replicas, each split over four devices) stays; the load of its replicas is still
-    balanced."""
+    """auto: the planner chooses the layout, and changes it during a rollout. `dp2tp4` keeps one:
+    two replicas, each with tensor parallelism over four devices. Their load is still balanced."""
     profile: str = option("auto", GIVEN)
     """The profile (measured times of steps) that the planner uses. It is a file of `python -m
-    pat_jax.profile`. auto: the file for this model and these devices, if there is one. none: a
-    quick profile is measured during warm-up."""
+    pat_jax.profile`. auto: the file for this model and these devices. none, or auto without such a
+    file: a quick profile is measured during warm-up."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
@@ -91,7 +90,7 @@ class ChatOptions(Options):
     """System message for chats that have none."""
     chat_template_kwargs: str = option("", JSON_OBJECT)
     """Variables of the chat template, as a JSON object such as '{"enable_thinking": false}'. If a
-    row of the data sets a variable itself, the row's value is used."""
+    row sets a variable itself, the row's value is used."""
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -115,19 +114,19 @@ class UpdateOptions(Options):
     remat: Literal["full", "attention", "dots", "none"] = "full"
     """Values of each layer that are kept for the backward pass, which recomputes all others
     (gradient checkpointing). full: only the layer's input. attention: also the output of attention,
-    so that its kernel runs forward once. dots: also the products with weights. none: all values.
-    full takes the least memory, none the least computation."""
+    so that its forward kernel runs only once. dots: also the products with weights. none: all
+    values. full takes the least memory, none the least computation."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
     """Run the layers of an update as one loop. It compiles in the time of one layer, but reads the
     layers' parameters from a copy in --compute_dtype. auto: true on TPUs, and on CPUs in float32,
     for models of at least 8 layers."""
     fsdp_size: int = option(0, DEVICES)
     """Number of devices over which parameters, gradients and optimizer state of a trained model are
-    sharded; other devices have copies of these shards. With the number of devices of a host,
+    sharded; other devices have copies of these shards. If it is the number of devices of one host,
     weights are gathered inside hosts, and only gradients travel between hosts, once for each
     optimizer step (HSDP). 0 shards over all devices."""
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
     """How an update brings tokens and experts together in a mixture of experts. gathered: each
     device gathers the weights of all experts of a layer, as it does for other layers. exchanged:
-    tokens are sent to the devices that have their experts. auto: the way that sends less
+    tokens are sent to the devices that have their experts. auto: the way that sends less data
     (docs/models.md)."""

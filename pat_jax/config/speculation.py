@@ -23,14 +23,14 @@ class SpeculationConfig(Options):
 
     source: str = option("auto", SOURCE)
     """Where draft tokens come from. suffix: text that followed the last tokens earlier, in the
-    response itself, in others to its prompt, or in earlier iterations. model:DIR: a smaller model
-    with the same vocabulary, a Hugging Face directory or owner/name. early_exit:LAYER: the policy's
-    first LAYER layers. none: no drafts. auto: suffix on GPUs and TPUs; none on CPUs, where a step
-    takes longer the more tokens it verifies."""
+    response itself, in other responses to its prompt, or in earlier iterations. model:DIR: a
+    smaller model with the same vocabulary, a Hugging Face directory or owner/name.
+    early_exit:LAYER: the policy's first LAYER layers. none: no drafts. auto: suffix on GPUs and
+    TPUs; none on CPUs, where a step takes longer the more tokens it verifies."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
     """Numbers of draft tokens per sequence and step. Each has its own program, and the planner
-    chooses one by the load. It is a mean over the sequences: a step verifies the draft tokens that
-    are most likely to be accepted. No sequence has more than the largest number."""
+    chooses one by the load. It is an average: a step verifies the draft tokens that are most likely
+    to be accepted, of any sequence. No sequence has more than the largest number."""
 
     def __post_init__(self):
         super().__post_init__()

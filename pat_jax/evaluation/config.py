@@ -45,7 +45,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
             --data examples/problems.jsonl --num_generations 8
 
-    Or a reward model on preference pairs.
+    It can also evaluate a reward model on preference pairs.
 
         python -m pat_jax.evaluate --reward_model Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
             --data examples/pairs.jsonl

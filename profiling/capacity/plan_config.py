@@ -137,8 +137,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Compile the engine's programs for the target. false computes from the model's configuration
     alone, which takes seconds."""
     layers: Literal["few", "all"] = "few"
-    """few: compile models of two and of four layers, and extrapolate all numbers to the whole
-    model, except those of gradients and other passes of training. all: compile the whole model."""
+    """few: compile models of two and of four layers, and extrapolate to the whole model; only
+    passes of training are compiled whole. all: compile the whole model."""
     profile: str = ""
     """A file of `python -m pat_jax.profile` for this model on as many devices. If it is empty, step
     times are composed from kernel times."""

@@ -27,7 +27,7 @@ class ReplayOptions(Options):
     num_generations: int = option(8, RESPONSES)
     """Number of responses to each prompt; their lengths are correlated."""
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
-    """Correlation of the lengths of two responses to one prompt, as normal scores; 0 makes the
+    """Correlation of the lengths of two responses to one prompt, in a Gaussian copula; 0 makes the
     lengths independent."""
     prompt_tokens: int = option(256, TOKENS)
     """Number of tokens in every prompt, if the file of --lengths has no prompt lengths. In `plan`
@@ -37,7 +37,7 @@ class ReplayOptions(Options):
     burst_steps: int = option(256, TOKENS)
     """Maximum number of decode steps in one burst. After each burst the planner plans again."""
     check_every: int = option(16, TOKENS)
-    """Decode steps between two checks, on the device, whether a burst should end early."""
+    """Decode steps between two checks, on the device, of whether a burst should end early."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):

@@ -38,8 +38,8 @@ class SimulateConfig(ReplayOptions):
     path of layouts, with all lengths known), by the times of --profile (by default the run's),
     without drafts and with pages for all sequences. Nothing else is replayed."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
-    """Number of responses in one rollout. Of several numbers, separated by commas, each is
-    replayed."""
+    """Number of responses in one rollout; one number, or several separated by commas, each of which
+    is replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
     """Maximum response length in tokens, at which a response is cut; one or several, separated by
     commas."""
@@ -55,7 +55,7 @@ class SimulateConfig(ReplayOptions):
     """Growth of the logarithm of response lengths from one rollout to the next; 0.02 doubles the
     lengths in 35 rollouts."""
     out: str = ""
-    """A JSON file for all results; empty writes none."""
+    """JSON file for all results. If it is empty, none is written."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -28,9 +28,9 @@ class DoctorConfig(Options):
     """Tokens in one page of the KV cache."""
     target: str = ""
     """A machine that you do not have, such as h100:8 or v5e:2x4. Its kernels are compiled by its
-    own compiler, and nothing is run. This needs the extra `plan`."""
+    own compiler (install it with the extra `plan`), and nothing is run."""
     out: str = ""
-    """A JSON file for all results; empty writes none."""
+    """JSON file for all results. If it is empty, none is written."""
     step_seconds: int = option(300, count(1, 86_400))
     """Maximum time in seconds for one part of the examination. A part that hangs, for example
     because of broken links, ends the examination."""

@@ -12,9 +12,9 @@ _PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
 
 @dataclass(frozen=True)
 class DistributedConfig(Options):
-    """Several processes as one run: the same command on each host. On TPU slices,
-    SLURM, GKE, Open MPI and with torchrun's variables, processes find each other
-    without options."""
+    """Several processes as one run: start the same command on each host. On TPU slices,
+    SLURM, GKE, Open MPI and with torchrun's variables, processes find each other without
+    options."""
 
     SECTION = "distributed."
 

@@ -17,4 +17,4 @@ class CompareConfig(Options):
     runs: tuple[str, ...] = ()
     """Folders of two or more runs of train, sft or reward_model, whether they have ended or not."""
     out: str = option("compare.html", GIVEN)
-    """The page, one HTML file."""
+    """Path of the page, one HTML file."""
