@@ -10,7 +10,7 @@ Each command is a function:
     reward_model  trains a reward model on preference pairs
     generate      completes prompts; `session` keeps the engine for further ones
     evaluate      pass@k of a model, or the accuracy of a reward model
-    plan          predicts a run on machines that are not there
+    plan          predicts a run on machines that you do not have
     profile       measures this machine for one model
     simulate      replays rollouts on a measured machine
     doctor        examines this machine

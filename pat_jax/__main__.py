@@ -45,8 +45,8 @@ def listing(found: dict[str, str]) -> str:
             "",
             *lines,
             "",
-            "Each has --help. Each is a module (python -m pat_jax.train) and a function of Python, too",
-            "(pat_jax.train(steps=20)). pat_jax train alone is a demonstration for any machine.",
+            "Each has --help, and is also a module (python -m pat_jax.train) and a Python function",
+            "(pat_jax.train(steps=20)). pat_jax train alone runs a demonstration on any machine.",
         ]
     )
 

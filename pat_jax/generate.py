@@ -1,4 +1,4 @@
-"""`python -m pat_jax.generate`: completes a file of prompts, one JSON line each.
+"""`python -m pat_jax.generate`: generates responses to a file of prompts, one JSON line each.
 
 Reads and writes line by line. A wrong line gets its error as its result; other lines are not
 affected. A killed run continues with --resume. From Python, use `pat_jax.generate(...)`, or

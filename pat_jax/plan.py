@@ -1,4 +1,4 @@
-"""`python -m pat_jax.plan`: what adaptive TP would give on machines that are not there.
+"""`python -m pat_jax.plan`: predicts the gain of adaptive TP on machines that you do not have.
 
 Compiles the engine's own programs with the target's compiler, and counts what they hold and send.
 Predicts the time of steps and updates, and replays rollouts with the engine's planner. Prints a
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """Plans adaptive TP for machines that are not there, as `python -m pat_jax.plan` does. Raises
+    """Plans adaptive TP for machines that you do not have, as `python -m pat_jax.plan` does. Raises
     UserError, one sentence about what is wrong.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)

@@ -1,4 +1,4 @@
-"""`python -m pat_jax.profile`: measures this machine for one model, for `train` to plan by.
+"""`python -m pat_jax.profile`: measures step times of one model here, by which `train` plans.
 
 Takes the options of `train`, so that a run's --preset and --config can be used unchanged. Times
 that the file has already are not measured again: an interrupted measurement continues.

@@ -1,4 +1,4 @@
-"""`python -m pat_jax.simulate`: replays what-if questions on a measured machine.
+"""`python -m pat_jax.simulate`: replays rollouts with other options, by the times of a profile.
 
 The engine's planner runs on a simulated clock with the times of a profile. Response lengths come
 from a file or a built-in distribution. Compares the result with each static layout; uses no device.
@@ -34,7 +34,7 @@ def _found(config: SimulateConfig) -> "Simulated | PathRegret":
 
 
 def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
-    """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does. Raises
+    """Replays rollouts on a measured machine, as `python -m pat_jax.simulate` does. Raises
     UserError, one sentence about what is wrong.
 
         pat_jax.simulate(profile=measured.path, responses=[512, 2048], lengths="math")

@@ -1,4 +1,4 @@
-"""`python -m pat_jax.train`: GRPO, PPO or distillation, whose rollouts change their layout.
+"""`python -m pat_jax.train`: GRPO, PPO or distillation, with rollouts that change their layout.
 
 The loop is in `run/loop.py`. From Python, use `pat_jax.train(...)`.
 """

@@ -17,8 +17,8 @@ class DataConfig(RowOptions):
     files: tuple[str, ...] = field(default=(ARITHMETIC,), metadata=SHORT_FORM)
     """Problems: JSON, JSON-lines or Parquet files, patterns of file names ('data/*.parquet'),
     datasets of the Hugging Face Hub, or the built-in task arithmetic. A dataset is owner/name,
-    owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test). The
-    default configuration is default or main; the default split is train, or test for evaluation."""
+    owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test). Unless
+    named, the configuration is default or main, and the split is train (test for evaluation)."""
     prompt_key: str = ""
     """Column of the prompt (text or chat messages); `a.b` is field b of column a. Default: the
     first that exists of prompt, problem, question, messages, instruction, query and input."""

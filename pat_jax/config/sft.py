@@ -124,7 +124,7 @@ class SftConfig(FineTuning):
 @dataclass(frozen=True)
 class RewardModelConfig(FineTuning):
     """Trains a reward model on preference pairs: a language model whose head gives one number, the
-    larger for the preferred response. The exported model can be a reward of `python -m
+    higher for the preferred response. The exported model can be a --reward of `python -m
     pat_jax.train`.
 
         python -m pat_jax.reward_model --model Qwen/Qwen2.5-0.5B-Instruct \\

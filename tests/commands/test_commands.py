@@ -71,8 +71,8 @@ def test_every_option_is_on_exactly_one_page_of_the_help(printed, name: str):
 
     first = printed(name, "--help")
     assert len(first.splitlines()) <= 190
-    further = " ".join(first.split()).rpartition("--help PAGE, of ")[2].partition(";")[0]
-    pages = further.split(", ") if "--help PAGE, of " in " ".join(first.split()) else []
+    further = " ".join(first.split()).rpartition("--help PAGE, where PAGE is ")[2].partition(";")[0]
+    pages = further.split(", ") if "--help PAGE, where PAGE is " in " ".join(first.split()) else []
     found = [options(first), *(options(printed(name, "--help", page)) for page in pages)]
     assert sorted(chain.from_iterable(found)) == sorted(options(printed(name, "--help", "all")))
 

@@ -82,7 +82,7 @@ def help_text(
         return "\n".join([*lines, *_by_section(config, [*sources, *options])][:-1])
     lines += _by_use([*sources, *by_page[""]])
     names = ", ".join([*further, *lists])
-    more = f"Other options: --help PAGE, of {names}; --help {ALL} shows every option."
+    more = f"Other options: --help PAGE, where PAGE is {names}; --help {ALL} shows every option."
     return "\n".join([*lines, textwrap.fill(more, 100)])
 
 
