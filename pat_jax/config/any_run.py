@@ -45,7 +45,7 @@ class AnyRun(UpdateOptions, OnDevices):
     """Trackers that get the metrics besides metrics.jsonl and TensorBoard: wandb, trackio or both.
     Both work offline: trackio by default, wandb with WANDB_MODE=offline."""
     tracker_project: str = option("pat_jax", GIVEN)
-    """Name of the project in the trackers. The run has the name of its folder there."""
+    """Name of the project in the trackers. A run is named there as its folder."""
     resume: bool = False
     """Continue the run in --run_dir from its last checkpoint. `auto` does so if there is one, and
     otherwise starts the run, so that one command serves every start."""

@@ -36,8 +36,8 @@ class CriticConfig(Options):
     pretrain_steps: int = option(0, STEPS)
     """Number of iterations at the beginning that train only the critic, not the policy."""
     export_dir: str = ""
-    """Write the final critic to this folder as a Hugging Face checkpoint, …ForTokenClassification
-    with one label. If it is empty, nothing is exported."""
+    """Write the final critic to this folder as a Hugging Face checkpoint (…ForTokenClassification
+    with one label). If it is empty, nothing is exported."""
     lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
 
     def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:

@@ -14,7 +14,7 @@ class EvalSchedule(Options):
 
     every: int = option(20, STEPS)
     """Iterations, or steps of fine-tuning, between two evaluations. The first and the last policy
-    are evaluated, too. 0 never evaluates."""
+    are evaluated, too. With 0, the run never evaluates."""
     data: tuple[str, ...] = option((), NAMES)
 
     def __post_init__(self):

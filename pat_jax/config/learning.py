@@ -48,13 +48,13 @@ class AdvantageOptions(Options):
     the next token, 1 only the rewards up to the end of the response."""
     value_clip: float = option(0.2, not_negative(10**6))
     """Clip range of the critic's values, in units of the reward: once an update has moved a value
-    so far, the critic's loss moves it no further. 0 turns it off."""
+    by so much, the critic's loss moves it no further. 0 turns it off."""
     whiten_rewards: bool = False
     """With a critic, divide the rewards of tokens, the KL penalty included, by their standard
     deviation over the iteration (TRL)."""
     kl_target: float = option(0.0, not_negative(1000))
     """Target of the KL to the reference policy, in nats, as a mean over tokens. Each iteration
-    adapts beta to it (Ziegler 2019). It needs kl_in reward. 0 keeps beta fixed."""
+    adapts beta to reach it (Ziegler 2019), with --algorithm.kl_in reward. 0 keeps beta fixed."""
     kl_horizon: int = option(10_000, COUNT)
     """Number of responses over which kl_target changes beta by at most about a fifth. A larger
     number adapts beta more slowly."""
@@ -79,9 +79,9 @@ class AlgorithmConfig(AdvantageOptions):
         default="group", metadata=stands_for({"none": _UNSCALED, "critic": _UNSCALED})
     )
     """What is subtracted from a reward. group: the mean of its group (GRPO). leave_one_out: the
-    mean of the others of its group (RLOO). length_weighted: the group's mean, weighted by lengths
-    (OPO). none: nothing. critic: the value that a critic predicts at each token (PPO). none and
-    critic also set scale_rewards to none."""
+    mean of the other rewards of its group (RLOO). length_weighted: the group's mean, weighted by
+    response lengths (OPO). none: nothing. critic: the value that a critic predicts at each token
+    (PPO). none and critic also set scale_rewards to none."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide reward minus baseline by a standard deviation. group: of the group's rewards (GRPO).
     batch: of all rewards of the iteration. none: do not divide (Dr. GRPO, together with
@@ -132,8 +132,8 @@ class AlgorithmConfig(AdvantageOptions):
     """Maximum number of extra prompt batches per iteration. They replace groups whose rewards are
     all equal, which give no gradient (DAPO). 0 keeps these groups."""
     overlong_buffer: float = option(0.0, FRACTION_OR_ZERO)
-    """Last part of max_completion_length, as a share of it, over which a response's reward falls
-    linearly by overlong_penalty (DAPO's soft overlong punishment). 0 turns it off."""
+    """Share of max_completion_length, at its end, in which a longer response loses more of its
+    reward, linearly up to overlong_penalty (DAPO's soft overlong punishment). 0 turns it off."""
     overlong_penalty: float = option(1.0, not_negative(1000))
     """With overlong_buffer, the number subtracted from a reward at max_completion_length."""
     num_iterations: int = option(1, count(1, 1000))

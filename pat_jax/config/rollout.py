@@ -50,17 +50,17 @@ class EngineSizes(Options):
     of check_every."""
     expert_parallel: int = option(0, COUNT_OR_ZERO)
     """Number of devices over which the experts of a layer are divided, the same in all layouts.
-    Other devices have copies. 0: the largest number of devices of one host that divides the
-    experts."""
+    Other devices have copies. 0: as many devices of one host as the number of experts can be
+    divided by."""
     expert_width: int = auto(COUNT)
     """Number of devices over which the width of each expert is divided, in addition to
     expert_parallel. This speeds up steps with few sequences and slows down steps with many
     (docs/models.md). auto: on GPUs the number with which a rollout is fastest according to the
     times that `plan` computes; elsewhere 1."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. If this
-    is not given, the KV caches of a CPU's devices take at most a quarter of the machine's
-    memory."""
+    """Memory of one device in GiB; 0 asks the device. A layout is used only if it fits into this
+    memory. Unless it is given, the KV caches of a CPU's devices take at most a quarter of the
+    machine's memory."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -36,7 +36,7 @@ class PairDataConfig(PairColumnOptions):
     problem, question, instruction, query and input."""
     margin_key: str = ""
     """Column of a number by which the reward of the chosen response should exceed that of the
-    rejected one. Default: margin, if it exists."""
+    rejected one. Default: the column margin, if there is one."""
 
 
 DPO_LEARNING_RATE = 1e-6

@@ -38,8 +38,8 @@ class OnDevices(Options):
     seed: int = option(0, SEED)
     """Random seed of sampling."""
     devices: int = option(0, DEVICES)
-    """Number of devices to use, in all processes together. 0 takes all devices; on a CPU, it gives
-    each process the largest power of two up to min(cores, 8)."""
+    """Number of devices to use, in all processes together. 0 takes all devices; on a CPU, 0 gives
+    each process the largest power of two of devices up to min(cores, 8)."""
     compute_dtype: ComputeDtype = "auto"
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -117,9 +117,9 @@ class UpdateOptions(Options):
     so that its forward kernel runs only once. dots: also the products with weights. none: all
     values. full takes the least memory, none the least computation."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
-    """Run the layers of an update as one loop. It compiles in the time of one layer, but reads the
-    layers' parameters from a copy in --compute_dtype. auto: true on TPUs, and on CPUs in float32,
-    for models of at least 8 layers."""
+    """Run the layers of an update as one loop. The loop compiles in the time of one layer, but
+    reads the layers' parameters from a copy in --compute_dtype. auto: true on TPUs, and on CPUs in
+    float32, for models of at least 8 layers."""
     fsdp_size: int = option(0, DEVICES)
     """Number of devices over which parameters, gradients and optimizer state of a trained model are
     sharded; other devices have copies of these shards. If it is the number of devices of one host,

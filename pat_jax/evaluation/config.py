@@ -55,11 +55,10 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     """A Hugging Face checkpoint directory, such as a run's export, or a model of the Hugging Face
     Hub (owner/name). With --run_dir, the default is the model that the run began with."""
     run_dir: str = ""
-    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft`. The policy in its checkpoint
-    is evaluated. Nothing in the folder is changed, and the run may still be going on."""
+    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft`. The policy in the run's
+    checkpoint is evaluated. Nothing in the folder is changed, and the run may still be going on."""
     checkpoint: int | None = option(None, STEPS)
-    """Step of the run's checkpoint to evaluate. If it is not given: the newest complete
-    checkpoint."""
+    """Step of the checkpoint of --run_dir to evaluate. Default: the newest complete checkpoint."""
     out: str = ""
     """Folder for results.json and completions.jsonl. If it is empty: evaluations/<date-time>."""
     resume: bool = False
@@ -80,8 +79,8 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     leaves of the context if that is less."""
     batch: int = option(64, RESPONSES)
     compute_dtype: ComputeDtype = "auto"
-    """Data type of weights and arithmetic. auto: that of the run with --run_dir, else bfloat16 on
-    GPUs and TPUs, and float32 on CPUs."""
+    """Data type of weights and arithmetic. auto: with --run_dir the run's data type, else bfloat16
+    on GPUs and TPUs, and float32 on CPUs."""
     num_completions_to_print: int = option(0, COUNT_OR_ZERO)
     """Number of responses that are printed at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, files=()))

@@ -64,7 +64,7 @@ class PlannedTeacher(TeacherConfig):
 
     model: str = ""
     """A teacher that scores the tokens of every response, named as in --model. If it is empty,
-    there is none."""
+    there is no teacher."""
 
 
 REWARD_MODELS: Rule = (
@@ -98,7 +98,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Number of responses in one rollout."""
     max_completion_length: int = auto(TOKENS)
     """Maximum response length in tokens; longer responses are cut. Together with the longest prompt
-    it is at most the model's context. auto: 24,576, or what the prompt leaves of the context if
+    it must fit into the model's context. auto: 24,576, or what the prompt leaves of the context if
     that is less."""
     max_prompt_length: int = option(1024, TOKENS)
     """Maximum prompt length in tokens."""
@@ -137,11 +137,11 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """Compile the engine's programs for the target. false computes from the model's configuration
     alone, which takes seconds."""
     layers: Literal["few", "all"] = "few"
-    """few: compile models of two and of four layers, and extrapolate to the whole model; only
-    passes of training are compiled whole. all: compile the whole model."""
+    """few: compile models of two and of four layers, and extrapolate to the whole model. Only the
+    passes of training are compiled for the whole model. all: compile the whole model."""
     profile: str = ""
-    """A file of `python -m pat_jax.profile` for this model on as many devices. If it is empty, step
-    times are composed from kernel times."""
+    """A file of `python -m pat_jax.profile` for this model on the same number of devices. If it is
+    empty, step times are composed from kernel times."""
     sums: Literal["one-shot", "nccl", "ungraphed"] = "nccl"
     """How the GPUs of a host do all-reduces over NVLink. nccl: NCCL in a CUDA graph. one-shot: a
     serving engine's kernel for small all-reduces. ungraphed: NCCL outside of a CUDA graph."""

@@ -20,8 +20,8 @@ class ReplayOptions(Options):
     math or short)."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
     """Probability that a draft token is right if those before it are, for drafts that a model
-    generates (--speculation.source model:DIR or early_exit:LAYER). For suffix drafts it is built
-    in."""
+    generates (--speculation.source model:DIR or early_exit:LAYER). For suffix drafts, the
+    probability is built in."""
     length_scale: float = option(1.0, positive(1000))
     """Factor by which all response lengths of --lengths are multiplied."""
     num_generations: int = option(8, RESPONSES)

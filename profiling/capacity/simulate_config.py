@@ -48,7 +48,7 @@ class SimulateConfig(ReplayOptions):
     to what was measured; one or several, separated by commas."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB. The KV cache takes what the weights leave, and sequences without
-    pages wait or are preempted. 0 gives every sequence its pages."""
+    pages wait or are preempted. With 0, there are enough pages for every sequence."""
     rollouts: int = option(1, ROLLOUTS)
     """Number of rollouts that follow one another; the planner learns from each."""
     growth: float = 0.0

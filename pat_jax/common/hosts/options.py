@@ -20,7 +20,7 @@ class DistributedConfig(Options):
 
     coordinator: str = option("", _PLACE)
     """Address (host:port) of process 0, which the other processes can reach. If it is empty, the
-    cluster tells where the processes are."""
+    cluster's environment tells where the processes are."""
     num_processes: int = option(1, count(1, MOST_PROCESSES))
     """Number of processes. Only needed together with --distributed.coordinator."""
     process_id: int = 0
