@@ -74,8 +74,8 @@ ROWS = (
         "measured, CPU", "contracts",
     ),
     Result(
-        "Does a run that was killed and resumed end with exactly the same result?", ("kills", "kills_ppo", "kills_separate", "errors"), survived,
-        "Runs of GRPO were killed {} times, runs of PPO {} times and runs with `--placement separate` {} times; {} times a run was stopped by an error. In the end, {} of {} runs had the same result, bit for bit, as a run without interruptions.",
+        "Does a killed and resumed run end with the same result?", ("kills", "kills_ppo", "kills_separate", "errors"), survived,
+        "Yes. After {} kills of GRPO, {} of PPO and {} with `--placement separate`, and after {} errors, {} of {} runs ended bit for bit like a run without interruptions.",
         "measured, CPU", "contracts",
     ),
     Result(
@@ -95,7 +95,7 @@ ROWS = (
         "computed", "speculation",
     ),
     Result(
-        "How much slower are the planner's rollouts than those of a planner that knows all response lengths?", REGRET, percent(TAIL, "regret", "right"),
+        "How much slower is the planner than one that knows all response lengths?", REGRET, percent(TAIL, "regret", "right"),
         "{:.1f} % on average, {:.1f} % at worst.",
         "computed", "planning",
     ),
@@ -117,7 +117,7 @@ ROWS = (
     ),
     Result(
         "How many tokens per second are generated?", ("engine_vs_peers_cpu2", *QWEN3), both_peers,
-        "{:.1f} times as many as with Tunix and {:.1f} times as many as with transformers for a model with 2.5 M parameters and 16 requests; {:.1f} and {:.1f} times as many for Qwen3-0.6B and 8 requests.",
+        "{:.1f} times as many as with Tunix and {:.1f} times as many as with transformers (2.5 M parameters, 16 requests); {:.1f} and {:.1f} times as many (Qwen3-0.6B, 8 requests).",
         "measured, CPU", "speed",
     ),
     Result(
@@ -127,7 +127,7 @@ ROWS = (
     ),
     Result(
         "Do the programs compile for GPUs and TPUs?", ("plan_targets",), compiled,
-        "{} of {} programs fail to compile, for {} pairs of model and devices. In {} of {} layouts, a decode step sends exactly the bytes between devices that the design needs.",
+        "{} of {} programs fail to compile, for {} pairs of model and devices. In {} of {} layouts, decode steps send exactly the bytes that they should.",
         "compiled", "targets",
     ),
     Result(
