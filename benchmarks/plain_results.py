@@ -79,7 +79,7 @@ ROWS = (
         "measured, CPU", "contracts",
     ),
     Result(
-        "How much of a rollout's time does adapting save, compared with the best fixed layout? (models of 8B and 14B on 8 H100, six sets of response lengths)",
+        "How much of a rollout's time does adapting (switching layouts) save, compared with the best fixed layout? (models of 8B and 14B on 8 H100, six sets of response lengths)",
         ("rollout_gains",), gains,
         "{:.1f} % on average ({:.1f} to {:.1f}) with NCCL's all-reduces, {:.1f} % ({:.1f} to {:.1f}) with the faster all-reduces of a serving engine.",
         "computed", "planning",
