@@ -23,7 +23,9 @@ NUMBER = re.compile(r"(?<![\w.-])\d[\d,.]*")
 
 def prose(page: str) -> str:
     """The page without tables, blocks of code, code, and addresses."""
-    page = re.sub(r"^```.*?^```$|<!--.*?-->|^\s*\|[^\n]*$", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(
+        r"^```.*?^```$|<!--.*?-->|^\s*\|[^\n]*$", "", page, flags=re.DOTALL | re.MULTILINE
+    )
     return re.sub(r"`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", "", page)
 
 
