@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
+from pat_jax.common.bars import note
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import (
     NONE_OF_MANY,
@@ -85,16 +86,28 @@ def _built(
     settings: Mapping[str, Setting],
     of_preset: Mapping[str, Setting],
 ) -> Any:
-    """Returns `default` with these settings. Raises OptionError with the place of a mistake."""
-    of_preset = dict(of_preset)
+    """Returns `default` with these settings, and notes which of the preset's gave way. Raises
+    OptionError with the place of a mistake."""
+    kept = {name: one for name, one in of_preset.items() if name not in settings}
+    left = []
+    if "data.files" in settings and "data.files" in of_preset:
+        is_other = [*settings["data.files"].texts] != [*of_preset["data.files"].texts]
+        left = [name for name in OF_ITS_DATA if is_other and kept.pop(name, None)]
     while True:
-        known = {**of_preset, **settings}
+        known = {**kept, **settings}
         try:
-            return build(default, {name: one.texts for name, one in known.items()}, options)
+            built = build(default, {name: one.texts for name, one in known.items()}, options)
         except OptionError as error:
-            if not _gives_way(of_preset.pop(error.name, None)):
+            if not _gives_way(error.name, kept.pop(error.name, None)):
                 where = known[error.name].where if error.name in known else ""
                 raise OptionError(error.name, error.value, error.expected, where) from None
+            left.append(error.name)
+        else:
+            break
+    if left:
+        preset, *_ = of_preset[left[0]].where.split(",")
+        note(f"note: left out{preset}, as your own options exclude them: {', '.join(left)}")
+    return built
 
 
 def _answer(text: str) -> NoReturn:
@@ -169,10 +182,13 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
     return ["true"] if option.kind is bool and not values else values
 
 
-def _gives_way(of_preset: Setting | None) -> bool:
+def _gives_way(name: str, of_preset: Setting | None) -> bool:
     """Whether a preset's option is left out where the user's own exclude it. Others are left: what
-    a name stands for, and an empty value, which the user has to replace."""
-    return of_preset is not None and any(of_preset.texts) and not of_preset.where.startswith(" by ")
+    a name stands for, an empty value, which the user has to replace, and `train`, which decides
+    what the run is for."""
+    if of_preset is None or name == "train":
+        return False
+    return any(of_preset.texts) and not of_preset.where.startswith(" by ")
 
 
 def _settings(
@@ -198,10 +214,7 @@ def _settings(
     if not named and (has_data or model not in DEMO_MODELS):
         return settings, {}
     preset = read_preset(presets, named[-1] if named else DEMO, options)
-    of_preset = expanded(preset, options)
-    if "data.files" in settings:
-        of_preset = {name: one for name, one in of_preset.items() if name not in OF_ITS_DATA}
-    return settings, {name: one for name, one in of_preset.items() if name not in settings}
+    return settings, expanded(preset, options)
 
 
 def _check_kinds(preset: str, model: str, presets: Sequence[str]) -> None:

@@ -100,6 +100,27 @@ def test_what_belongs_to_the_data_of_a_preset_goes_with_them():
     )
     assert prompted.data.system_prompt == "Sum."
     assert parse(["--preset", "demo", "--data", "mine.jsonl"]).warm_start.steps == 0
+    assert parse(["--preset", "qwen2.5-0.5b", "--data", *preset.data.files]) == preset
+    assert parse(["--preset", "demo", "--data", "arithmetic"]) == parse(["--preset", "demo"])
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ("", []),
+        ("--preset demo --data arithmetic", []),
+        ("--preset demo --data mine.jsonl", ["demo", "warm_start.steps"]),
+        ("--preset demo --data mine.jsonl --warm_start.steps 0", []),
+        ("--preset ppo --rollout.prompts_per_step 100", ["ppo", "algorithm.mini_batch_size"]),
+        ("--preset qwen2.5-0.5b --steps 3", ["qwen2.5-0.5b", "optimizer.warmup_steps"]),
+        ("--preset qwen2.5-0.5b --steps 3 --optimizer.warmup_steps 1", []),
+    ],
+)
+def test_a_note_names_what_a_preset_loses(words: str, left: list[str], capsys):
+    parse(words.split())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(left)
+    assert not left or (lines[0].startswith("note: ") and all(name in lines[0] for name in left))
 
 
 def test_what_only_a_user_can_give_is_asked_for():
@@ -107,6 +128,8 @@ def test_what_only_a_user_can_give_is_asked_for():
         parse(["--preset", "qwen3-8b"])
     with pytest.raises(OptionError, match=r"mini_batch_size is 3: expected a divisor"):
         parse(["--preset", "ppo", "--algorithm.mini_batch_size", "3"])
+    with pytest.raises(OptionError, match=r"option --train is False in preset switching, line"):
+        parse("--preset switching --placement split --algorithm.name ppo".split())
 
 
 @pytest.mark.parametrize(
