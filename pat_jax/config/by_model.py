@@ -39,8 +39,8 @@ class KnownModel:
 
 
 def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
-    """Returns the options with every `auto` settled. Also returns a note if the model's context is
-    too short for the usual lengths, else ""."""
+    """Returns the options with every `auto` settled that depends on the model. Also returns a note
+    if the model's context is too short for the usual lengths, else ""."""
     usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
     dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
     prompt = config.rollout.max_prompt_length
@@ -54,9 +54,8 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
         response = max(1, min(usual.response, model.context - prompt))
         left["max_completion_length"] = response, usual.response
     rollout = replace(config.rollout, max_prompt_length=prompt, max_completion_length=response)
-    algorithm = replace(config.algorithm, mini_batch_size=config.mini_batch_size)
     note = shortened(model.name, model.context, "rollout.", left)
-    return replace(config, compute_dtype=dtype, rollout=rollout, algorithm=algorithm), note
+    return replace(config, compute_dtype=dtype, rollout=rollout), note
 
 
 def settled_examples(

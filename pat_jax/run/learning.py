@@ -4,7 +4,7 @@ Knows the trained models of a run. Does not know how responses are generated or 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,7 @@ class Learner:
         self._rates = self._roles.learning_rates
         self._training_batch = partial(
             training_batch,
-            config.algorithm,
+            replace(config.algorithm, mini_batch_size=config.mini_batch_size),
             micro_shapes=self._roles.micro_shapes,
             longest=config.rollout.max_completion_length,
             shares_prompts=knows_branches(setup.trainer.layout.platform),

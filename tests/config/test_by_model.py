@@ -86,6 +86,9 @@ def test_a_resumed_run_is_as_it_was(tmp_path: Path):
     again = parse(["--config", str(tmp_path / "config.yaml")])
     elsewhere = replace(CHECKPOINT, context=600, platform="gpu")
     assert settled(again, elsewhere) == (config, "") and again == config
+    for prompts in (48, 64):  # still one optimizer step
+        words = ["--config", str(tmp_path / "config.yaml"), "--rollout.prompts_per_step"]
+        assert parse([*words, str(prompts)]).updates_per_step == 1
 
 
 def test_examples_are_as_long_as_the_context_allows():

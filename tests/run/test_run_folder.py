@@ -113,6 +113,22 @@ def test_a_run_that_had_done_nothing_can_be_begun_again_there(failed: Path):
     assert (on.resume, on.seed, on.model) == (True, 7, "tiny")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--reward none --algorithm.name distill --teacher.model t",
+        "--reward none --train false",
+        "--reward none m:f --algorithm.reward_coef 0 --algorithm.distill_coef 1 --teacher.model t",
+    ],
+)
+def test_a_run_without_a_reward_is_resumed_by_the_same_words(tmp_path: Path, words: str):
+    argv = f"--run_dir {tmp_path} --resume auto --model m --data d {words}".split()
+    begun = options_of_run(argv, parse)
+    (tmp_path / CONFIG_FILE).write_text(dump(begun))
+    (tmp_path / "metrics.jsonl").touch()
+    assert options_of_run(argv, parse) == replace(begun, resume=True)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "unfinished", "notes.txt"])
 def test_what_a_run_or_a_person_has_left_is_not_written_over(failed: Path, name: str):
     (failed / name).touch() if "." in name else (failed / name).mkdir()

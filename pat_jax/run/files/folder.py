@@ -18,6 +18,7 @@ from pat_jax.common.errors import UserError, printable
 from pat_jax.common.files import replace_text
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.checkpoints.meta import check_fingerprint, newest_meta
 from pat_jax.run.files.asked_again import ASKED, check_asked
@@ -46,7 +47,9 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
         folder = check_run_dir(resumed.run_dir, is_resumed=True)
         go_on_with_names(folder)
         config = parse(["--config", str(saved_config(folder)), *argv])
-        check_asked(config, parse(argv, only=ASKED), folder)
+        if isinstance(config, RunConfig):  # alone, a reward of none has nothing to train on
+            given = parse([*argv, "--train=false"], only=(*ASKED, "train"))
+            check_asked(config, given, folder)
         return config
     config = parse(argv)
     if not config.run_dir:
