@@ -202,7 +202,7 @@ def _settings(
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":
-            settings |= _read(text, options, config)
+            settings |= _read(text, options, config, words)
     words_set = {name: Setting(texts) for name, texts in words if name in options}
     settings |= expanded(words_set, options)
     if presets is None:
@@ -229,9 +229,14 @@ def _check_kinds(preset: str, model: str, presets: Sequence[str]) -> None:
         )
 
 
-def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Setting]:
-    """Reads a YAML file of these options or, if `config` knows what they are for a training run, of
-    a run's."""
+def _read(
+    path: str,
+    options: Mapping[str, Option],
+    config: Any,
+    words: Sequence[tuple[str, Sequence[str]]],
+) -> dict[str, Setting]:
+    """Reads a YAML file of these options or, if `config` knows what they are for a training run
+    beside those that are given in `words`, of a run's."""
     if not hasattr(config, "of_run"):
         return expanded(read_yaml(Path(path), path, options), options)
     of_runs = named(options_of(RunConfig()))
@@ -243,8 +248,9 @@ def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Se
     asked = expanded({name: one for name, one in found.items() if name in of_runs}, of_runs)
     run = _built(RunConfig(), of_runs, asked, {})
     where = f" in {path}"
-    values = {name: value for name, value in config.of_run(run).items() if value is not None}
-    settings = {name: Setting(_texts(value), where) for name, value in values.items()}
+    given = {name: options[name].convert(texts) for name, texts in words if name in options}
+    values = config.of_run(run, given).items()
+    settings = {name: Setting(_texts(value), where) for name, value in values if value is not None}
     return settings | {name: one for name, one in found.items() if name not in of_runs}
 
 

@@ -1,5 +1,6 @@
 """Options of `python -m pat_jax.plan`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -231,32 +232,37 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         longest = max(1, min(LONGEST, context - self.max_prompt_length))
         return replace(self, max_completion_length=longest)
 
-    def of_run(self, run: RunConfig) -> dict[str, Any]:
+    def of_run(self, run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options of the plan of a run by name: the sizes of its rollouts and updates,
-        and what else is not the run's default. --config takes the YAML of a run as well."""
+        and what else is not the run's default. --config takes the YAML of a run as well. Options
+        that are `given` to the plan itself win, and others of the run follow them."""
         run, _ = settled(run, ANY_CHECKPOINT)
         rollout = run.rollout
+        trains = given.get("train", run.train)
         names = {each.name for each in options_of(self)}.difference(OWN)
         usual = {each.name: each.default for each in options_of(RunConfig())}
         found: dict[str, Any] = {}
         for each in options_of(run):
             ours = each.name if each.name in names else each.name.removeprefix("rollout.")
-            is_read = run.train or not each.name.startswith(OF_UPDATES)
+            is_read = trains or not each.name.startswith(OF_UPDATES)
             if ours in names and is_read and each.default != usual[each.name]:
                 found[ours] = each.default
+        num_generations = given.get("num_generations", rollout.num_generations)
+        max_prompt_length = given.get("max_prompt_length", rollout.max_prompt_length)
         found |= {
-            "responses": rollout.prompts_per_step * rollout.num_generations,
-            "num_generations": rollout.num_generations,
-            "max_prompt_length": rollout.max_prompt_length,
+            "responses": rollout.prompts_per_step * num_generations,
+            "num_generations": num_generations,
+            "max_prompt_length": max_prompt_length,
             "max_completion_length": rollout.max_completion_length,
-            "prompt_tokens": min(rollout.max_prompt_length, self.prompt_tokens),
+            "prompt_tokens": min(max_prompt_length, self.prompt_tokens),
             "compute_dtype": run.compute_dtype,
         }
-        if run.train:
+        if trains:
             found |= {
                 "beta": run.algorithm.beta,
                 "lora_rank": run.lora.rank,
-                "mini_batch_size": run.algorithm.mini_batch_size,
+                # All prompts, also if the user changes their number.
+                "mini_batch_size": run.mini_batch_size % rollout.prompts_per_step,
                 "tokens_per_micro_batch": run.algorithm.tokens_per_micro_batch,
                 "reward": tuple(name for name in run.reward if name.startswith(REWARD_MODEL)),
             }

@@ -62,6 +62,18 @@ def test_later_options_win(plan):
     assert (found.responses, found.num_generations, found.beta) == (256, 8, 0)
 
 
+def test_what_the_run_leaves_open_follows_later_options(plan):
+    run = "model: llama-3.1-8b\ndata: x.json\n"
+    assert plan(run, "--responses=512").mini_batch_size == 0
+    saved = cli.dump(cli.parse("--model m --data d --algorithm.mini_batch_size 32".split()))
+    assert plan(saved, "--responses=128").mini_batch_size == 0
+    assert plan(run, "--max_prompt_length=128").prompt_tokens == 128
+    assert plan(run, "--num_generations=3").responses == 32 * 3
+    assert not plan(run, "--train=false", "--compile=false").train
+    rollouts = plan(RUN, "--train=false")
+    assert not (rollouts.train or rollouts.beta or rollouts.reward or rollouts.lora_rank)
+
+
 def test_the_folder_of_a_run_can_be_planned(plan):
     """Its config.yaml has every option of the run."""
     run = cli.parse(["--preset", "qwen2.5-0.5b", "--steps", "100"])
