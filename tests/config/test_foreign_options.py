@@ -261,6 +261,12 @@ def test_an_option_is_answered_with_what_to_do(name: str, words: str):
     assert answer(name).startswith(f"option --{name} is not ") and words in answer(name)
 
 
+@pytest.mark.parametrize("name", ["show_switch", "switch_to"])
+def test_a_path_that_an_answer_shows_is_taken(name: str):
+    (path,) = re.findall(r"\w+tp\d[\w,@]*", answer(name))
+    assert cli.parse([f"--layout={path}"]).layout == path
+
+
 @pytest.mark.parametrize(("command", "name", "words"), OF_OTHER_COMMANDS)
 def test_a_command_has_its_own_answers(command: str, name: str, words: str):
     assert words in answer(name, command)
@@ -338,7 +344,8 @@ def test_a_name_of_ours_is_never_foreign(command: str):
 @pytest.mark.parametrize("command", CLASSES)
 def test_the_last_part_of_a_name_of_ours_is_answered_with_ours(command: str):
     known = KNOWN[command]
-    for name in known - {"reward_model.max_length", "teacher.top_k"}:  # others mean the policy
+    of_policy = {"reward_model.max_length", "teacher.top_k", "critic.lora.rank"}  # to others
+    for name in known - of_policy:
         leaf = name.rpartition(".")[2]
         near = names.looked_up(f"x.{leaf}", known)[0]
         assert near and near.rpartition(".")[2] == leaf, name
