@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from pat_jax.common.options.declared import Options, auto, option, options_of
+from pat_jax.common.options.declared import Options, auto, option
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     GIVEN,
@@ -18,7 +18,6 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.algorithms import Name as AlgorithmName
-from pat_jax.config.by_model import KnownModel, settled
 from pat_jax.config.compute import Compute, MemoryOptions
 from pat_jax.config.critic import (
     REWARD_MODEL,
@@ -32,6 +31,7 @@ from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import AlgorithmConfig, RolesConfig, RolloutConfig, RunConfig
 from pat_jax.config.shared import UpdateOptions
 from pat_jax.config.teacher import TeacherConfig
+from pat_jax.profiling.capacity.of_run_config import of_run
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.predict.targets import Target
 
@@ -72,10 +72,6 @@ REWARD_MODELS: Rule = (
     lambda names: all(x.startswith(REWARD_MODEL) and x != REWARD_MODEL for x in names),
     "model: and the name of a reward model",
 )
-# Options of a run under whose names a plan has its own, or which are read apart.
-OWN = ("run_dir", "profile", "seed", "device_memory_gib", "compile", "reward", "compute_dtype")
-OF_UPDATES = ("algorithm.", "critic.", "teacher.", "roles.", "optimizer.")
-ANY_CHECKPOINT = KnownModel("", is_checkpoint=True, context=2**24, platform="gpu")
 LONGEST = 24_576  # tokens of a response, if the model's context has room for them
 
 
@@ -233,40 +229,9 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         return replace(self, max_completion_length=longest)
 
     def of_run(self, run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options of the plan of a run by name: the sizes of its rollouts and updates,
-        and what else is not the run's default. --config takes the YAML of a run as well. Options
-        that are `given` to the plan itself win, and others of the run follow them."""
-        run, _ = settled(run, ANY_CHECKPOINT)
-        rollout = run.rollout
-        trains = given.get("train", run.train)
-        names = {each.name for each in options_of(self)}.difference(OWN)
-        usual = {each.name: each.default for each in options_of(RunConfig())}
-        found: dict[str, Any] = {}
-        for each in options_of(run):
-            ours = each.name if each.name in names else each.name.removeprefix("rollout.")
-            is_read = trains or not each.name.startswith(OF_UPDATES)
-            if ours in names and is_read and each.default != usual[each.name]:
-                found[ours] = each.default
-        num_generations = given.get("num_generations", rollout.num_generations)
-        max_prompt_length = given.get("max_prompt_length", rollout.max_prompt_length)
-        found |= {
-            "responses": rollout.prompts_per_step * num_generations,
-            "num_generations": num_generations,
-            "max_prompt_length": max_prompt_length,
-            "max_completion_length": rollout.max_completion_length,
-            "prompt_tokens": min(max_prompt_length, self.prompt_tokens),
-            "compute_dtype": run.compute_dtype,
-        }
-        if trains:
-            found |= {
-                "beta": run.algorithm.beta,
-                "lora_rank": run.lora.rank,
-                # All prompts, also if the user changes their number.
-                "mini_batch_size": run.mini_batch_size % rollout.prompts_per_step,
-                "tokens_per_micro_batch": run.algorithm.tokens_per_micro_batch,
-                "reward": tuple(name for name in run.reward if name.startswith(REWARD_MODEL)),
-            }
-        return found
+        """Returns the options of the plan of a run by name: --config takes the YAML of a run as
+        well. Options `given` to the plan itself win, and others of the run follow them."""
+        return of_run(self, run, given)
 
     def run(self, target: Target) -> RunConfig:
         """Returns the options of the run that is planned."""

@@ -65,7 +65,7 @@ def test_later_options_win(plan):
 def test_what_the_run_leaves_open_follows_later_options(plan):
     run = "model: llama-3.1-8b\ndata: x.json\n"
     assert plan(run, "--responses=512").mini_batch_size == 0
-    saved = cli.dump(cli.parse("--model m --data d --algorithm.mini_batch_size 32".split()))
+    saved = cli.dump(cli.parse(["--model=m", "--data=d", "--algorithm.mini_batch_size=32"]))
     assert plan(saved, "--responses=128").mini_batch_size == 0
     assert plan(run, "--max_prompt_length=128").prompt_tokens == 128
     assert plan(run, "--num_generations=3").responses == 32 * 3
