@@ -1,7 +1,7 @@
 """Options of rewards, for runs and evaluations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from pat_jax.common.options.declared import Options, auto, option
 from pat_jax.common.rules import (
@@ -14,6 +14,7 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
+from pat_jax.config.critic import REWARD_MODEL
 
 _SMALLEST, _LARGEST = 1e-6, 1e6  # bounds of the size of a weight other than 0
 SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
@@ -78,6 +79,13 @@ class RewardOptions(Options):
     def __post_init__(self):
         super().__post_init__()
         _check_weights(self.reward_weights, self.reward)
+        if not self.has_reward_model:
+            names = (f"reward_model.{each.name}" for each in fields(RewardModelOptions))
+            self.need_defaults(names, "without a reward model in --reward, such as model:DIR")
+
+    @property
+    def has_reward_model(self) -> bool:
+        return any(name.startswith(REWARD_MODEL) for name in self.reward)
 
     @property
     def reward_limits(self) -> RewardLimits:

@@ -4,14 +4,14 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`com
 used. The string under a field is its help text on the command line.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.compute import MicroBatches
-from pat_jax.config.critic import REWARD_MODEL, WithCritic, critic_source
+from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.engine import EngineChoice
 from pat_jax.config.evaluation import EvalConfig
@@ -23,7 +23,7 @@ from pat_jax.config.learning import (
     learning_notes,
 )
 from pat_jax.config.placement import PlacementConfig
-from pat_jax.config.rewards import RewardModelOptions, RewardOptions
+from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, LayoutChoice, Planned
 from pat_jax.config.task import TaskChoice
@@ -276,16 +276,12 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     def _check_roles(self) -> None:
         """Raises OptionError if an option is of a model that the run does not have."""
-        has_reward = any(name.startswith(REWARD_MODEL) for name in self.reward)
         self.placement.check_roles(
             critic=self.algorithm.has_critic,
             reference=self.algorithm.beta > 0,
             teacher=self.teacher.model != "",
-            reward=has_reward,
+            reward=self.has_reward_model,
         )
-        if not has_reward:
-            names = (f"reward_model.{each.name}" for each in fields(RewardModelOptions))
-            self.need_defaults(names, "without a reward model in --reward, such as model:DIR")
 
     def _check_horizon(self) -> None:
         """Raises OptionError if one iteration could change the sign of an adaptive beta."""

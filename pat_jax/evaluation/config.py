@@ -115,6 +115,10 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         )
 
     @property
+    def has_reward_model(self) -> bool:
+        return self.reward_model.model != "" or super().has_reward_model
+
+    @property
     def ks(self) -> list[int]:
         """The values of k for pass@k, in ascending order."""
         n = self.num_generations

@@ -45,7 +45,8 @@ class PairRewards:
     @property
     def accuracy(self) -> Estimate:
         """The share of pairs whose chosen text has the larger reward. Equal ones count a half."""
-        return Estimate.of(np.heaviside(self.rewards[:, 0] - self.rewards[:, 1], 0.5))
+        apart = self.rewards[:, 0] - self.rewards[:, 1]
+        return Estimate.of(np.nan_to_num(np.heaviside(apart, 0.5)))
 
     def report(self) -> dict[str, Any]:
         accuracy = self.accuracy

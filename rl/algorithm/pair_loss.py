@@ -79,7 +79,7 @@ class PairLoss(Loss):
             loss += self.center_coef * jnp.square(chosen + rejected)
         return {
             "loss": loss,
-            "accuracy": jnp.heaviside(apart, 0.5),
+            "accuracy": jnp.nan_to_num(jnp.heaviside(apart, 0.5)),
             "margin": apart,
             "chosen_reward": chosen,
             "rejected_reward": rejected,
@@ -153,7 +153,7 @@ class DPOLoss(Loss):
         chosen_logprob, rejected_logprob = sum_by_pair(logprobs, responses)
         return {
             "loss": loss,
-            "accuracy": jnp.heaviside(apart, 0.5),
+            "accuracy": jnp.nan_to_num(jnp.heaviside(apart, 0.5)),
             "margin": apart,
             "chosen_reward": chosen,
             "rejected_reward": rejected,

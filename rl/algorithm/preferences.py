@@ -64,8 +64,8 @@ def agreement(
 
     Returns:
       `loss` in nats. `accuracy` is the share of pairs whose chosen text has the larger reward; a
-      pair of equal rewards counts a half. `margin` is the mean difference. `chosen_reward` and
-      `rejected_reward` are means as well.
+      pair of equal rewards counts a half, and NaN counts nothing. `margin` is the mean difference.
+      `chosen_reward` and `rejected_reward` are means as well.
     """
     chosen, rejected = rewards[:, 0], rewards[:, 1]
     apart = chosen - rejected - margins
@@ -73,7 +73,7 @@ def agreement(
     losses += label_smoothing * np.logaddexp(0, apart)
     return {
         "loss": float(losses.mean()),
-        "accuracy": float(np.mean(np.heaviside(chosen - rejected, 0.5))),
+        "accuracy": float(np.mean(np.nan_to_num(np.heaviside(chosen - rejected, 0.5)))),
         "margin": float(np.mean(chosen - rejected)),
         "chosen_reward": float(chosen.mean()),
         "rejected_reward": float(rejected.mean()),

@@ -287,5 +287,7 @@ def test_what_a_reward_model_makes_no_use_of_is_refused(words: str):
     base += ["--compute_dtype", "float32", "--data.prompt_key", "question", "--out", "found"]
     assert parse(base, EvaluateConfig, presets=None).reward_model.model == "judge"
     name = words.partition("=")[0]
-    with pytest.raises(UserError, match=f"^option {name} is .* with --reward_model"):
+    default = "auto " if name == "--max_prompt_length" else ""
+    sentence = f"^option {name} is .*: expected {default}.*with --reward_model.*; leave it out"
+    with pytest.raises(UserError, match=sentence):
         parse([*base, words], EvaluateConfig, presets=None)

@@ -8,6 +8,7 @@ import pytest
 from pat_jax.common.options.declared import Option, options_of
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
+from pat_jax.evaluation.config import EvaluateConfig
 
 BASES = {
     "demo": "",
@@ -129,7 +130,7 @@ def test_what_only_a_user_can_give_is_asked_for():
     with pytest.raises(OptionError, match=r"mini_batch_size is 3: expected a divisor"):
         parse(["--preset", "ppo", "--algorithm.mini_batch_size", "3"])
     with pytest.raises(OptionError, match=r"option --train is False in preset switching, line"):
-        parse("--preset switching --placement split --algorithm.name ppo".split())
+        parse(["--preset", "switching", "--placement", "split", "--algorithm.name", "ppo"])
 
 
 @pytest.mark.parametrize(
@@ -145,13 +146,23 @@ def test_what_only_a_user_can_give_is_asked_for():
             "--placement.reward 0",
             "placement.reward is '0': expected nothing in a run without a reward",
         ),
-        ("--reward_model.max_length 64", "expected nothing without a reward model in --reward"),
+        ("--reward_model.max_length 64", "expected auto without a reward model .*; leave it out"),
         ("--critic.learning_rate 1e-3", "expected nothing with --algorithm.baseline group"),
     ],
 )
 def test_an_option_of_a_model_that_is_not_there_is_refused(words: str, expected: str):
     with pytest.raises(OptionError, match=expected):
         parse(words.split())
+
+
+@pytest.mark.parametrize("words", ["--max_length 5", "--tokens_per_micro_batch 64"])
+def test_an_evaluation_without_a_reward_model_has_no_options_of_one(words: str):
+    base = ["--model", "m", "--data", "d", *f"--reward_model.{words[2:]}".split()]
+    with pytest.raises(OptionError, match="without a reward model in --reward"):
+        parse(base, EvaluateConfig, presets=None)
+    for judged in (["--reward", "exact", "model:judge"], ["--reward_model", "judge"]):
+        found = parse([*base[4:], *judged], EvaluateConfig, presets=None)
+        assert found.reward_model != EvaluateConfig().reward_model
 
 
 def test_an_option_of_a_model_that_is_there_is_taken():

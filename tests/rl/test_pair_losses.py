@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.evaluation.pair_rewards import PairRewards
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
 from pat_jax.rl.algorithm.pair_loss import DPOLoss, PairLoss
 from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
@@ -236,6 +237,18 @@ def test_agreement_of_known_rewards():
     found = agreement(np.array([[2.0, 1.0], [0.0, 0.0], [1.0, 3.0], [5.0, 0.0]]))
     assert found["accuracy"] == 0.625 and found["margin"] == 1.0  # an equal pair is right by half
     assert (found["chosen_reward"], found["rejected_reward"]) == (2.0, 1.0)
+
+
+def test_a_pair_without_a_number_is_not_accurate():
+    rewards = np.array([[1.0, 0.0]] * (PAIRS - 1) + [[np.nan, 0.0]])
+    right = pytest.approx((PAIRS - 1) / PAIRS)
+    with np.errstate(invalid="ignore"):  # of the loss
+        assert agreement(rewards)["accuracy"] == right
+    assert PairRewards("set", rewards, np.zeros(PAIRS), ()).accuracy.value == right
+    filled = spread(rewards.tolist())
+    assert run(PairLoss(), END_WEIGHTS, VALUES, filled)[2]["accuracy"] == right
+    of_tokens = run(DPOLoss(), TOKEN_WEIGHTS, LOGPROBS, filled, reference_logprobs=filled * 0)
+    assert of_tokens[2]["accuracy"] == right
 
 
 def test_equal_rewards_are_right_by_half_as_in_the_area_under_a_curve():

@@ -79,11 +79,14 @@ class Options:
             if rest:
                 section = cast(Callable[[], Any], of_fields[first].default_factory)
                 default = attrgetter(rest)(section())
+            if attrgetter(name)(self) == default:
+                continue
             texts = map(str, default) if isinstance(default, tuple) else [f"{default}"]
             words = f"{default:g}" if isinstance(default, float) else " ".join(texts) or "nothing"
             words = words.lower() if isinstance(default, bool) else words
-            words = "nothing" if default is None else words
-            self.need(name, attrgetter(name)(self) == default, f"{words} {why}")
+            if default is None:
+                words = AUTO if named(options_of(self))[name].is_auto else "nothing"
+            self.need(name, False, f"{words} {why}; leave it out")
 
     def need_only(self, taken: Collection[str], why: str) -> None:
         """Raises OptionError unless all options have their defaults but those in `taken`: names, or
