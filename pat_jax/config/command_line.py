@@ -243,15 +243,23 @@ def _read(
     found = read_yaml(Path(path), path, {**of_runs, **options})
     if found.keys() <= options.keys():
         return expanded(found, options)
-    others = {name: option for name, option in options.items() if not meant(name, of_runs)}
-    found = read_yaml(Path(path), path, {**others, **of_runs})
-    asked = expanded({name: one for name, one in found.items() if name in of_runs}, of_runs)
+    other = next(name for name in found if name not in options)
+    for name, one in found.items():
+        if name in options and not meant(name, of_runs):
+            raise UserError(
+                f"option --{name}{one.where} is not of a training run, as --{other} is: give it on "
+                "the command line, or in another --config file."
+            )
+    asked = expanded(read_yaml(Path(path), path, of_runs), of_runs)
     run = _built(RunConfig(), of_runs, asked, {})
-    where = f" in {path}"
     given = {name: options[name].convert(texts) for name, texts in words if name in options}
-    values = config.of_run(run, given).items()
-    settings = {name: Setting(_texts(value), where) for name, value in values if value is not None}
-    return settings | {name: one for name, one in found.items() if name not in of_runs}
+    try:
+        values = config.of_run(run, given).items()
+    except OptionError as error:
+        place = asked.get(error.name, Setting([])).where
+        raise OptionError(error.name, error.value, error.expected, place) from None
+    where = f" in {path}"
+    return {name: Setting(_texts(value), where) for name, value in values if value is not None}
 
 
 def _texts(value: Any) -> list[str]:

@@ -93,8 +93,16 @@ def test_a_plans_own_yaml_is_one(plan):
     )
     assert (found.target, found.responses, found.draft_acceptance) == ("h100:2", 64, 0.5)
     assert found.max_completion_length is None
-    mixed = plan(RUN + "target: h100:2\nlengths: math\n")
-    assert (mixed.target, mixed.lengths, mixed.num_generations) == ("h100:2", "math", 16)
+
+
+def test_an_option_of_a_run_is_planned_or_named(plan, capsys):
+    found = plan("layout: dp2tp2\nprofile: p.json\ndevice_memory_gib: 40\nseed: 3\n")
+    assert (found.device_memory_gib, found.seed, found.profile) == (40, 3, "")
+    assert "--layout" in (line := capsys.readouterr().err) and "--profile" in line
+    assert plan("algorithm: {baseline: critic}\n", "--algorithm.name=ppo").has_critic
+    assert plan("data: a\nlora: {adapter: a}\n", "--lora_rank=4").lora_rank == 4
+    assert plan("data: a\nlora: {adapter: a, rank: 8}\n").lora_rank == 8
+    assert plan("data: a\nlora: {adapter: a}\n", "--train=false").lora_rank == 0
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,20 @@ def test_a_plans_own_yaml_is_one(plan):
         (
             "data: a\nrollout: {prompts_per_step: 16384}\n",
             r"--responses is 131072 in \S+: expected",
+        ),
+        (
+            "layout: auto\nresponses: 2048\ndevice_memory_gib: 40\n",
+            r"--responses in \S+, line 2 is not of a training run, as --layout is: give it on",
+        ),
+        ("steps: 5\nlora: {adapter: a}\n", r"adapter is 'a' in \S+, line 2: expected --lora\.rank"),
+        ("algorithm: {baseline: critic}\n", r"baseline is 'critic' in \S+, line 1: expected group"),
+        (
+            "algorithm:\n  name: ppo\n  baseline: group\n",
+            r"baseline is 'group' in \S+, line 3: expected critic as with --algorithm\.name ppo",
+        ),
+        (
+            "teacher: {model: t}\nalgorithm: {distill_coef: 0.5}\n",
+            r"distill_coef is 0\.5 in \S+, line 2: expected 0\.0",
         ),
     ],
 )
