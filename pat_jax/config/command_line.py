@@ -97,13 +97,12 @@ def _built(
         known = {**kept, **settings}
         try:
             built = build(default, {name: one.texts for name, one in known.items()}, options)
+            break
         except OptionError as error:
             if not _gives_way(error.name, kept.pop(error.name, None)):
                 where = known[error.name].where if error.name in known else ""
                 raise OptionError(error.name, error.value, error.expected, where) from None
             left.append(error.name)
-        else:
-            break
     if left:
         preset, *_ = of_preset[left[0]].where.split(",")
         note(f"note: left out{preset}, as your own options exclude them: {', '.join(left)}")
