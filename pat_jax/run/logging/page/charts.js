@@ -8,6 +8,8 @@ const FEW = 30;  // points; a curve of more has no markers
 
 const find = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const finite = values => values.filter(Number.isFinite);
+const lowest = values => values.reduce((a, b) => Math.min(a, b), Infinity);  // also of very many
+const highest = values => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const escaped = text => text.replace(/[&<>"]/g, letter => `&#${letter.charCodeAt(0)};`);
 
 function words(value) {
@@ -59,8 +61,8 @@ class Board {
   // All charts over steps have the same range.
   measure() {
     const x = finite(this.charts.filter(chart => chart.isOfSteps).flatMap(chart => chart.xs).flat());
-    const low = this.isTimed ? 0 : Math.min(...x);
-    this.ends = [low, Math.max(low + (this.isTimed ? 1e-3 : 1), ...x)];
+    const low = this.isTimed ? 0 : lowest(x);
+    this.ends = [low, Math.max(low + (this.isTimed ? 1e-3 : 1), highest(x))];
   }
   get smoothing() { return this.controls ? +this.controls.smoothing.value : 0; }
   get isTimed() { return this.controls?.axis.value === "minutes"; }
@@ -102,10 +104,10 @@ class Chart {
 
   // The ranges of both axes.
   measure() {
-    const spread = line => line.y.flatMap((y, i) => [y, y - line.half?.[i], y + line.half?.[i]]);
+    const spread = line => line.y.flatMap((y, i) => y == null ? [] : [y, y - line.half?.[i], y + line.half?.[i]]);
     const all = finite(this.lines.flatMap(spread)).filter(y => !this.log || y > 0);
     const y = this.log ? all.map(Math.log10) : all;
-    let low = Math.min(...y), high = Math.max(...y);
+    let low = lowest(y), high = highest(y);
     if (!y.length) [low, high] = [0, 1];
     if (this.log && high - low < 1) [low, high] = [Math.floor(low), Math.ceil(high + 1e-9)];
     if (!this.log && low > 0 && low < 0.6 * high) low = 0;
@@ -113,8 +115,8 @@ class Chart {
     const room = this.bands ? 0.3 : 0.05;
     const ends = (this.bands || []).flatMap(([, begin, end]) => [begin, end]);
     const x = this.isOfSteps ? this.board.ends : finite([0, 1e-6, ...ends, ...this.at.flat()]);
-    this.low = [Math.min(...x), low === 0 ? 0 : low - 0.05 * (high - low)];
-    this.high = [Math.max(...x), high + room * (high - low)];
+    this.low = [lowest(x), low === 0 ? 0 : low - 0.05 * (high - low)];
+    this.high = [highest(x), high + room * (high - low)];
     this.width = Math.max(10, this.svg.clientWidth - EDGE.left - EDGE.right);
   }
 
@@ -167,9 +169,9 @@ class Chart {
   line(line, xs) {
     const style = `stroke="${line.ink}" stroke-dasharray="${DASHES[(line.dash || 0) % 4]}"`;
     const isSmoothed = this.isOfSteps && !line.sparse && this.board.smoothing > 0;
-    const ys = isSmoothed ? smoothed(line.y, this.board.smoothing) : line.y;
+    const ys = isSmoothed ? smoothed(line.mean ?? line.y, this.board.smoothing) : line.y;
     const raw = isSmoothed ? `<path class="raw" d="${this.path(xs, line.y)}" stroke="${line.ink}"/>` : "";
-    const bars = (line.half || []).map((half, i) => half ?
+    const bars = (line.half || []).map((half, i) => half && line.y[i] != null ?
       `<path class="raw" d="${this.path([xs[i], xs[i]], [line.y[i] - half, line.y[i] + half])}" stroke="${line.ink}"/>` : "").join("");
     const dots = line.y.length > FEW || !this.isOfSteps ? "" :
       `<path class="dots" d="${xs.map((x, i) => this.path([x], [ys[i]])).join("")}" stroke="${line.ink}"/>`;

@@ -69,9 +69,11 @@ def _chart(panel: Panel, title: str, curves: Sequence[tuple[str, int, Rows, str]
             points := thinned(curve(rows, name), MOST_POINTS // (1 + max(x[1] for x in curves)))
         ):
             continue
-        steps, values, halves = zip(*points, strict=True)
+        steps, values, halves, means = zip(*points, strict=True)
         line = {"name": label, "run": run, "colour": i, "x": steps}
         line |= {"y": [*map(_short, values)], "sparse": name.startswith(("eval/", "beside/"))}
+        if (mean := [*map(_short, means)]) != line["y"]:
+            line["mean"] = mean
         if any(map(isfinite, halves)):
             line["half"] = [*map(_short, halves)]
         lines.append(line)
@@ -89,15 +91,18 @@ def _short(value: float | None) -> float | None:
     return float(f"{value:.5g}") if value is not None and abs(value) < LARGEST else None
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Returns at most `most` of the points: the lowest and the highest of each part of the curve,
-    in order."""
-    kept: list[Point] = []
+def thinned(points: Sequence[Point], most: int) -> list[tuple[float, float, float, float]]:
+    """Returns at most `most` of the points, each with the mean of its part of the curve: the lowest
+    and the highest of each part, in order, and the last of all."""
+    kept = []
     for part in _parts(points, most if len(points) <= most else max(1, most // 2)):
         known = [point for point in part if isfinite(point[1])] or part[:1]
+        mean = sum(y for _, y, _ in known) / len(known)
         ends = {min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept if kept[-1:] == [*points[-1:]] else [*kept, points[-1]]
+        if len(ends) == 1 or part[-1] is points[-1]:  # parts of equal values weigh no less
+            ends.add(part[-1])
+        kept += [(*point, mean) for point in sorted(ends)]
+    return kept
 
 
 def clocks(runs: Mapping[str, Rows]) -> list[Chart]:
@@ -160,8 +165,8 @@ def _plot(rows: Rows, words: str, names: Sequence[str]) -> Plot:
     lines = list[Line]()
     for i, name in enumerate(names):
         points = thinned(curve(rows, name), MOST_POINTS)
-        interval = [(x, y - half, y + half) for x, y, half in points]
-        places = [(x, y) for x, y, _ in points]
+        interval = [(x, y - half, y + half) for x, y, half, _ in points]
+        places = [(x, y) for x, y, _, _ in points]
         is_dotted = len(points) <= MOST_DOTS
         lines.append(Line(_label(name), places, colour(i), is_dotted=is_dotted, interval=interval))
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
