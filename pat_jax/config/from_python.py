@@ -68,8 +68,9 @@ def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[
     given: dict[str, tuple[str, object]] = {}
     for name, value in _flat(options, "", known):
         ours = _resolved(name, value, known)
+        ours = known[ours].name if ours in known else ours  # of `data`: data.files
         before, other = given.setdefault(ours, (name, value))
-        if {before, name} - known.keys() and before != name and shown(other) != shown(value):
+        if {before, name} - known.keys() and before != name and other != value:
             raise twice(_written(before, _literal(other)), _written(name, _literal(value)))
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             texts = [_text(ours, each) for each in value]
@@ -79,16 +80,18 @@ def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[
                 raise OptionError(ours, value, "texts that do not begin with --")
             one = texts[0] if texts else NONE_OF_MANY
             yield from [f"--{ours}", *texts] if len(texts) > 1 else [f"--{ours}={one}"]
-        elif value is not None:
+        else:
             yield f"--{ours}={_text(ours, value)}"
 
 
 def _flat(
     options: Mapping[str, Any], prefix: str, known: Mapping[str, Option]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields each option by its dotted name; those of a section may be in a mapping."""
+    """Yields each option that is given by its dotted name; those of a section may be in a mapping."""
     for key, value in options.items():
         name = f"{prefix}{key}"
+        if value is None:
+            continue
         if isinstance(value, Mapping) and _is_section(name, value, known):
             yield from _flat(value, f"{name}.", known)
         else:

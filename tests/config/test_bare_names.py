@@ -91,6 +91,7 @@ def test_a_full_name_is_never_another_options_last_part():
 def test_where_it_would_be_a_guess_the_candidates_are_named(yaml_file):
     for sentence in (
         refused("--every", "5"),
+        refused("every=5"),
         refused("--config", yaml_file("seed: 1\nevery: 5\n")),
     ):
         assert sentence.startswith("option --every")
@@ -114,6 +115,14 @@ def test_two_spellings_of_one_option_must_agree(yaml_file):
     assert "twice" in refused("--config", yaml_file("beta: 1\nalgorithm: {beta: 2}\n"))
     with pytest.raises(UserError, match=r"temperature=0\.9 .*rollout=\{'temperature': 0\.8\}"):
         words(None, {"temperature": 0.9, "rollout": {"temperature": 0.8}})
+    with pytest.raises(UserError, match=r"data='a' and files='b' are one option"):
+        words(None, {"data": "a", "files": "b"})
+    once = words(None, {"rollout": {"temperature": 1.0}})
+    for other in ({"temperature": None}, {"eval": None}):
+        assert words(None, {**other, "rollout": {"temperature": 1.0}}) == once
+    assert words({"rollout": None}, {"rollout": {"temperature": 1.0}}) == once
+    both = words(None, {"temperature": 1, "rollout": {"temperature": 1.0}})
+    assert cli.parse(both) == cli.parse(once)
 
 
 def test_later_sources_win_however_they_are_spelt(yaml_file):

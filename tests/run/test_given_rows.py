@@ -201,6 +201,13 @@ def written(row: dict[str, Any]) -> dict[str, Any]:
     return json.loads(rows._rows[name][1])
 
 
+@pytest.mark.parametrize("name", ["data", "files", "data.files"])
+def test_rows_are_taken_from_each_name_of_the_data(name: str):
+    found = GivenRows().taken_from({name: ROWS_OF_SUMS})[name]
+    assert found == GivenRows().taken_from({"data": {"files": ROWS_OF_SUMS}})["data"]["files"]
+    assert found.startswith(ROWS)
+
+
 def test_numbers_and_arrays_are_written_as_plain_ones():
     row = {
         "prompt": "a\ud800\u2028b",

@@ -122,7 +122,9 @@ def no_option(word: str, options: Mapping[str, Option]) -> UserError:
     name, _, text = word.lstrip("+").partition("=")
     if not re.fullmatch(r"[\w.]+=.*", word.lstrip("+"), re.DOTALL):
         return UserError(f"unexpected {word!r}: options are written --name value.")
-    ours = name if name in options else looked_up(name, options)[0]
+    ours = looked_up(name, options)[0]
+    if meant(name, options):
+        ours = resolved(name, options, given=text)
     if ours is None:
         return unknown(name, options)
     option = options[ours]
