@@ -37,7 +37,7 @@ class GivenRows:
         self._rows: dict[str, tuple[str, bytes]] = {}  # the label in messages, and the content
         self._placed: dict[str, Path] = {}
         # Options that can have rows, and the names of their files.
-        self._names = dict.fromkeys(("data", "data.files", "files"), data_file)
+        self._names = {"data": data_file, "data.files": data_file, "files": data_file}
         self._names["eval.data"] = HELDOUT_FILE
 
     def words(
