@@ -116,14 +116,15 @@ def session(
 def _of_run(
     run: "SavedRun | str | Path | None", options: dict[str, Any]
 ) -> "tuple[SavedRun | None, dict[str, Any]]":
-    """Returns the run, and the options with its model."""
+    """Returns the run, and the options with its model. Raises UserError if they have another."""
     from pat_jax.run.results.saved_run import SavedRun
 
     if run is None:
         return None, dict(options)
     saved = SavedRun.of(run)
-    own = saved.config
-    return saved, {"compute_dtype": own.compute_dtype, **options, "model": own.model}
+    if "model" in options:
+        raise OptionError("model", options["model"], "none with run, whose policy generates")
+    return saved, {**options, "model": saved.config.model}
 
 
 make_callable(__name__, generate)

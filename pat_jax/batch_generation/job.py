@@ -12,7 +12,7 @@ import numpy as np
 from pat_jax.batch_generation.answers import StopFinder, describe
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
-from pat_jax.batch_generation.prompts import Prompts, parse_object
+from pat_jax.batch_generation.prompts import COPIED, Prompts, parse_object
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError
@@ -188,4 +188,4 @@ class BatchJob:
 
 
 def _copied(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("id", "metadata") if name in given}
+    return {name: given[name] for name in COPIED if name in given}

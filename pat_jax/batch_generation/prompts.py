@@ -5,6 +5,7 @@ Knows files and Python's values. Does not know what the fields of a line mean (`
 
 import codecs
 import errno
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
+from pat_jax.common.given_json import json_line
 from pat_jax.common.json_text import JsonError, parse_json
 
 # A text to continue, token ids, a chat's messages, or a line of a prompts file as a dictionary.
 PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+COPIED = ("id", "metadata")  # fields of a prompt that its results have, too
 
 
 class PromptFile:
@@ -74,7 +77,8 @@ Prompts = PromptFile | GivenPrompts
 
 def _line(number: int, prompt: PromptLike) -> dict[str, Any]:
     if isinstance(prompt, Mapping):
-        return dict(prompt)
+        copied = {name: prompt[name] for name in COPIED if name in prompt}
+        return {**prompt, **(json.loads(json_line(f"prompt {number}", copied)) if copied else {})}
     if isinstance(prompt, str):
         return {"prompt": prompt}
     is_array = isinstance(prompt, np.ndarray) and prompt.ndim > 0

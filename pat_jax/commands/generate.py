@@ -87,6 +87,8 @@ def prepared(
     if saved_run:
         go_on_with_names(saved_run.folder)
         own = saved_run.config
+        if config.compute_dtype == "auto":
+            config = replace(config, compute_dtype=own.compute_dtype)
         chat = own.data.shared(ChatOptions)
         data = own.data if isinstance(own, RunConfig) else replace(options.data, **chat)
         options = replace(options, data=data)

@@ -14,7 +14,7 @@ from runs import write_checkpoint
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompts import PromptFile
+from pat_jax.batch_generation.prompts import GivenPrompts, PromptFile
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError
@@ -171,6 +171,15 @@ def results_of(folder: Path, tokenizer: HuggingFaceTokenizer, *lines: bytes) -> 
     first, *results, last = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert first["text"] == last["text"] == "the"
     return results
+
+
+def test_numbers_of_arrays_are_written_as_those_of_json(tokenizer, tmp_path: Path):
+    prompt = {"prompt": "a", "id": np.int64(7), "metadata": {"at": (np.arange(2), "é")}}
+    given, options, echo = GivenPrompts([prompt]), SamplingOverrides(), cast(Any, Echo())
+    with ResultFile(tmp_path / "out.jsonl", resume=False) as results:
+        BatchJob(given, 3, echo, tokenizer, options, options, results).run()
+    (line,) = results.read()
+    assert (line["id"], line["metadata"]) == (7, {"at": [[0, 1], "é"]})
 
 
 def refusal(result: dict, words: str = "") -> None:

@@ -219,6 +219,13 @@ def test_answers_are_kept_in_a_file_if_one_is_named(taught: SavedRun, tmp_path: 
     del options["out"]
     session = pat_jax.session(options, run=taught)
     assert session.generate(PROMPTS[:2]) == [[answer] for answer in both]
+    with pytest.raises(UserError, match="--model is 'tiny': expected none with run"):
+        pat_jax.generate(PROMPTS[:1], options, run=taught, model="tiny")
+
+
+def test_a_config_chooses_the_data_type_in_which_a_run_generates(taught: SavedRun):
+    halves = pat_jax.session(GENERATING | {"compute_dtype": "bfloat16"}, run=taught)
+    assert {str(x.dtype) for x in jax.tree.leaves(halves.session.engine.weights.params)} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -232,6 +239,7 @@ def test_answers_are_kept_in_a_file_if_one_is_named(taught: SavedRun, tmp_path: 
         ("evaluate", {"reward": 3, "data": PROBLEMS}, "reward is 3: expected a function"),
         ("generate", {"prompts": [], "model": "tiny"}, "prompts is empty"),
         ("generate", {"prompts": [3], "model": "tiny"}, "prompt 1: it is 3: expected text"),
+        ("generate", {"prompts": [{"id": {1}}], "model": "tiny"}, "prompt 1, column 'id', is {1}"),
         ("generate", {"prompts": ["a"], "resume": True}, "option --resume is True: expected with"),
         ("generate", {"prompts": "no/where"}, "option --prompts is 'no/where'"),
         ("doctor", {"target": "h100:8", "devices": 2}, "--devices is 2: expected 0"),

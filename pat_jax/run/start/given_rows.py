@@ -1,11 +1,9 @@
 """Writes rows that a program gives instead of data files into the folder of a run or evaluation.
 
-So a resumed run finds them, even from a shell. Knows what JSON can hold. Does not know what columns
-mean.
+So a resumed run finds them, even from a shell. Does not know what columns mean.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
+from pat_jax.common.given_json import json_line
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.from_python import Config, words
 from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
@@ -185,35 +184,6 @@ def _content(option: str, rows: Any) -> bytes:
     if not count:
         raise UserError(f"{option} is {shown(rows)}: expected at least one row; give some.")
     numbered = zip(range(1, count + 1), each, strict=False)  # the iterator may have no end
-    return "".join(_line(f"{option}=[...], row {number}", row) for number, row in numbered).encode()
-
-
-def _line(where: str, row: object) -> str:
-    if not isinstance(row, Mapping) or not row:
-        raise UserError(
-            f"{where}, is {shown(row)}: expected a dictionary of columns, such as prompt and "
-            "answer; correct this row."
-        )
-    fields = []
-    for name, value in row.items():
-        try:
-            if not isinstance(name, str):
-                raise TypeError
-            text = json.dumps(value, default=_plain, allow_nan=False)
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            raise UserError(
-                f"{where}, column {shown(name)}, is {shown(value)}: expected text, finite numbers, "
-                "true or false, None, or lists and dictionaries of these, under a name that is "
-                "text; convert it, or remove the column."
-            ) from None
-        fields.append(f"{json.dumps(name)}: {text}")
-    return f"{{{', '.join(fields)}}}\n"
-
-
-def _plain(value: Any) -> object:
-    """Converts an array or number of NumPy, JAX or PyTorch, or a mapping, for JSON."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError
+    return "".join(
+        json_line(f"{option}=[...], row {number}", row) for number, row in numbered
+    ).encode()
