@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pat_jax.common.bars import is_cell
 from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
@@ -28,7 +29,7 @@ def main() -> None:
     # The iteration's output is captured. A verdict on a hang must still reach the terminal.
     tell = partial(print, file=sys.stdout, flush=True)
     report = examine(
-        config, shlex.join([*PROG.split(), *sys.argv[1:]]), tell, lambda _: os._exit(1)
+        config, shlex.join([*PROG.split(), *sys.argv[1:]]), lambda _: os._exit(1), tell
     )
     raise SystemExit(0 if report.ok else 1)
 
@@ -39,7 +40,8 @@ def doctor(config: Config = None, **options: Any) -> "Report":
         report = pat_jax.doctor(model="qwen3-8b")
         print(report.ok, [check.sentence for check in report.checks if not check.is_well])
 
-    A part that hangs (`step_seconds`) is named on the screen, and the call goes on to wait for it.
+    A part that takes longer than `step_seconds` fails. It is named on the screen, and the call goes
+    on to wait for it.
 
     Args:
       config: a YAML file, or a dictionary of options.
@@ -54,10 +56,11 @@ def doctor(config: Config = None, **options: Any) -> "Report":
     """
     from pat_jax.commands.doctor import examine
 
+    screen = sys.stdout if is_cell(sys.stdout) else sys.stderr  # the iteration's is captured
     with in_one_sentence(), in_program():
         argv = words(config, options, DoctorConfig, presets=None)
         asked = parse(argv, DoctorConfig, prog=PROG, presets=None)
-        return examine(asked, f"{PROG} {shlex.join(argv)}")
+        return examine(asked, f"{PROG} {shlex.join(argv)}", partial(print, file=screen))
 
 
 make_callable(__name__, doctor)

@@ -42,7 +42,9 @@ def compared(runs: Sequence[Any], out: str) -> Compared:
     if len(runs) < 2:
         found = shown([*runs])
         raise UserError(f"option --runs is {found}: expected the folders of two or more runs.")
-    folders = [_folder(run) for run in runs]
+    folders = [_folder(run).resolve() for run in runs]
+    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise UserError(f"{twice} is given twice: expected different runs; leave one out.")
     is_unique = len({folder.name for folder in folders}) == len(folders)
     named = {folder.name if is_unique else str(folder): folder for folder in folders}
     rows = {name: rows_in(folder) for name, folder in named.items()}

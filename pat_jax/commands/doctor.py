@@ -12,7 +12,6 @@ from typing import Any
 
 from pat_jax.commands.plan import model_of
 from pat_jax.commands.profile import check_writable
-from pat_jax.common.bars import note
 from pat_jax.common.devices import Device, configure
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import installed
@@ -49,11 +48,11 @@ ADVICE = {
 def examine(
     config: DoctorConfig,
     command: str,
+    hung: Callable[[Report], None],
     tell: Callable[[str], None] = lambda line: None,
-    hung: Callable[[Report], None] = lambda report: note(str(report)),
 ) -> Report:
     """Examines this machine, or compiles the kernels for --target. `command` is the command line,
-    for the report; see `Examination` for `tell` and `hung`."""
+    for the report; see `Examination` for `hung` and `tell`."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")

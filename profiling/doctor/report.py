@@ -97,6 +97,10 @@ class Examination:
         finally:
             guard.cancel()
         seconds = time.perf_counter() - start
+        if self.parts and self.parts[-1].name == name:  # it has been given up
+            self.parts.pop()
+            late = f"{found.sentence.rstrip('.')}; it took more than {self.step_seconds:g} s"
+            found = Finding(late, found.figures, trouble=late)
         self._add(Examined(name, not found.trouble, found.sentence, seconds, found.figures), todo)
 
     def _add(self, part: Examined, todo: str) -> None:

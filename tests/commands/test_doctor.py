@@ -82,17 +82,22 @@ def test_an_iteration_that_hangs_ends_the_process_with_a_verdict(monkeypatch, do
     _, lines, content = doctor("--step_seconds", "2", iteration=iteration_found)
     assert ended == [1] and not content["is_well"]
     verdicts = [line for line in lines if "iteration: has not come to an end" in line]
-    assert len(verdicts) == 2  # here the process goes on, to a second one
+    assert len(verdicts) == 1 and "iteration: RuntimeError" in lines[-1]  # here it goes on
 
 
 def test_from_python_it_returns_a_report_and_leaves_the_process(monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("the process would end"))
     for name in ("links", "kernels", "switch"):
         monkeypatch.setattr(body, f"{name}_found", fine)
-    monkeypatch.setattr(body, "iteration_found", lambda _: sleep(1.5) or fine())
+    monkeypatch.setattr(body, "_iteration", lambda *_: sleep(1.5) or raises())
     monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
     hung = pat_jax.doctor(step_seconds=1)
     assert "iteration: has not come to an end" in capsys.readouterr().err and not hung.ok
+    assert [(check.name, check.is_well) for check in hung.checks[-2:]] == [
+        ("switch", True),
+        ("iteration", False),
+    ]
+    assert "INTERNAL" in hung.checks[-1].sentence and "more than 1 s" in hung.verdict
     monkeypatch.setattr(body, "iteration_found", fine)
     report = pat_jax.doctor()
     assert report.ok and capsys.readouterr() == ("", "")

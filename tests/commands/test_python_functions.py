@@ -225,7 +225,9 @@ def test_answers_are_kept_in_a_file_if_one_is_named(taught: SavedRun, tmp_path: 
 
 def test_a_config_chooses_the_data_type_in_which_a_run_generates(taught: SavedRun):
     halves = pat_jax.session(GENERATING | {"compute_dtype": "bfloat16"}, run=taught)
-    assert {str(x.dtype) for x in jax.tree.leaves(halves.session.engine.weights.params)} == {"bfloat16"}
+    assert {str(x.dtype) for x in jax.tree.leaves(halves.session.engine.weights.params)} == {
+        "bfloat16"
+    }
 
 
 @pytest.mark.parametrize(
