@@ -6,6 +6,8 @@ python -m pat_jax.compare runs/first runs/second
 import os
 import sys
 from functools import partial
+from itertools import compress, pairwise
+from operator import not_
 from typing import TYPE_CHECKING
 
 from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
@@ -21,7 +23,11 @@ read = partial(parse, config_class=CompareConfig, prog="python -m pat_jax.compar
 
 def main() -> None:
     words = sys.argv[1:]
-    config = read(["--runs", *words] if words[:1] and not words[0].startswith("-") else words)
+    is_folder = [x[:1] != "-" and (y[:1] != "-" or "=" in y) for y, x in pairwise(["", *words])]
+    if any(is_folder) and not any(word.startswith("--runs") for word in words):
+        options = compress(words, map(not_, is_folder))
+        words = ["--runs", *compress(words, is_folder), *options]
+    config = read(words)
     from pat_jax.commands.compare import compared  # and NumPy, once the options are right
 
     print(compared(config.runs, config.out))

@@ -42,11 +42,13 @@ def compared(runs: Sequence[Any], out: str) -> Compared:
     if len(runs) < 2:
         found = shown([*runs])
         raise UserError(f"option --runs is {found}: expected the folders of two or more runs.")
-    folders = [_folder(run).resolve() for run in runs]
-    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-        raise UserError(f"{twice} is given twice: expected different runs; leave one out.")
-    is_unique = len({folder.name for folder in folders}) == len(folders)
-    named = {folder.name if is_unique else str(folder): folder for folder in folders}
+    folders = [_folder(run) for run in runs]
+    places = [Path(os.path.abspath(folder)) for folder in folders]
+    if same := next((place for place in places if places.count(place) > 1), None):
+        raise UserError(f"{same} is given twice: expected different runs; leave one out.")
+    is_unique = len({place.name for place in places}) == len(places)
+    names = [place.name for place in places] if is_unique else map(str, folders)
+    named = dict(zip(names, folders, strict=True))
     rows = {name: rows_in(folder) for name, folder in named.items()}
     options = _beside({name: dict(_options(folder)) for name, folder in named.items()})
     options = {name: values for name, values in options.items() if len({*values.values()}) > 1}
@@ -63,7 +65,7 @@ def _folder(given: Any) -> Path:
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"run is {shown(given)}: expected the folder of a run, as text or a path.")
     folder = Path(given)
-    if not any(os.path.isfile(folder / name) for name in (METRICS_FILE, CONFIG_FILE)):
+    if not os.path.isfile(folder / METRICS_FILE):
         raise UserError(f"{given} has no {METRICS_FILE}: expected the folder of a run.")
     return folder
 

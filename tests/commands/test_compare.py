@@ -59,7 +59,7 @@ def test_each_run_has_a_curve_where_it_has_the_metric(runs: list[Path], tmp_path
 
 def test_options_that_differ_are_beside_one_another(runs, tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "deep" / "pair.html"
-    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs[:2]), "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["compare", str(runs[0]), "--out", str(out), str(runs[1])])
     run_command(import_module("pat_jax.compare").main)
     assert section_of(out.read_text(), "Options that differ") == (
         "Options that differ rows: 1 seed1 seed2 seed 1 2"
@@ -75,6 +75,11 @@ def test_runs_of_one_name_are_told_apart(runs: list[Path], tmp_path: Path):
     assert options == {"seed": {str(same): "1", str(runs[1]): "2"}}
 
 
+def test_a_run_in_the_folder_that_one_is_in_has_a_name(runs: list[Path], monkeypatch):
+    monkeypatch.chdir(runs[0])
+    assert {*pat_jax.compare(".", "../seed2").options["seed"]} == {"seed1", "seed2"}
+
+
 def test_damaged_options_are_one_sentence(runs: list[Path], tmp_path: Path):
     (runs[0] / "config.yaml").write_text("steps: [")
     with pytest.raises(UserError, match=r"config\.yaml is not YAML: mend it"):
@@ -86,10 +91,17 @@ def test_damaged_options_are_one_sentence(runs: list[Path], tmp_path: Path):
     [
         ([], r"option --runs is \[\]: expected the folders of two or more runs"),
         (["a", 3], "run is 3: expected the folder of a run"),
+        (["a", "./seed1"], "seed1 is given twice: expected different runs"),
+        (["a", "evaluated"], "evaluated has no metrics.jsonl: expected the folder of a run"),
         (["a", "elsewhere"], "elsewhere has no metrics.jsonl: expected the folder of a run"),
     ],
 )
-def test_what_is_no_run_is_refused_before_anything_is_written(runs, tmp_path: Path, given, told):
+def test_what_is_no_run_is_refused_before_anything_is_written(
+    runs, tmp_path: Path, monkeypatch, given, told
+):
+    (tmp_path / "evaluated").mkdir()
+    (tmp_path / "evaluated" / "config.yaml").write_text("model: tiny")
+    monkeypatch.chdir(tmp_path)
     given = [runs[0] if run == "a" else run for run in given]
     with pytest.raises(UserError, match=told):
         pat_jax.compare(*given, out=str(tmp_path / "a.html"))

@@ -9,7 +9,7 @@ from pat_jax.common.rules import GIVEN
 @dataclass(frozen=True)
 class CompareConfig(Options):
     """Compares runs on one page: curves in the same charts, and the options that differ. Folders
-    may come first, without the option's name: python -m pat_jax.compare runs/first runs/second
+    need no --runs before them: python -m pat_jax.compare runs/first runs/second
 
         python -m pat_jax.compare --runs runs/first runs/second --out compared.html
     """
