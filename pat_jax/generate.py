@@ -68,6 +68,7 @@ def generate(
 
     Raises:
       UserError: one sentence about what is wrong.
+      KeyboardInterrupt: it was interrupted; `resume=True` goes on with the file `out`.
     """
     from pat_jax.batch_generation.answers import Answer
     from pat_jax.batch_generation.prompts import GivenPrompts

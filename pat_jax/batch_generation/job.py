@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +85,10 @@ class BatchJob:
         self.bar = bar(total=total, unit="prompt")
         with self.bar, ThreadPoolExecutor(1) as self.workers:
             stream = self.session.stream(self._requests(), watch=self._watch, name=self._name)
-            for i, done in stream:
-                self._finish(self.places[i], done)
-                self._write(wait=False)
+            with closing(stream):  # an exception would keep the cache
+                for i, done in stream:
+                    self._finish(self.places[i], done)
+                    self._write(wait=False)
             self._write(wait=True)
         seconds = time.perf_counter() - start
         errors = f", {self.num_errors} of them errors" if self.num_errors else ""

@@ -77,8 +77,10 @@ class ResultFile:
 
     def read(self) -> list[dict[str, Any]]:
         """Returns all results."""
-        lines = self.path.read_bytes().splitlines() if self.path else []
-        return [json.loads(line) for line in lines] or self._kept
+        if (path := self.path) is None:
+            return self._kept
+        text = process_group().agree("results", path.read_bytes)  # the first process writes
+        return [json.loads(line) for line in text.splitlines()]
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends one result as a line, and flushes it to the operating system."""

@@ -9,6 +9,7 @@ from pat_jax.common.bars import bar
 from pat_jax.common.devices import Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.role_table import reward_roles
@@ -46,6 +47,8 @@ def evaluate(config: EvaluateConfig, rows: GivenRows) -> EvaluationResults:
     """Evaluates a model, or a reward model. `rows` holds data that a Python program gave instead of
     files."""
     join(config.distributed)
+    # The default has the time, which may differ between processes.
+    config = replace(config, out=process_group().agree("out", lambda: config.out))
     with rows.placed(config.out, config.data.files) as paths:
         data = replace(config.data, files=paths(config.data.files))
         what = evaluate_pairs if config.reward_model.model else evaluate_policy

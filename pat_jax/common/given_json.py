@@ -8,8 +8,8 @@ from pat_jax.common.errors import UserError, shown
 
 
 def json_line(where: str, row: object) -> str:
-    """Returns the row as a JSON line. Raises UserError, which begins with `where`, if it is no
-    dictionary of columns, or if JSON cannot hold a value."""
+    """Returns the row as a JSON line. Raises UserError if the row is not a dictionary of
+    columns, or if JSON cannot hold a value. `where` is the row's place."""
     if not isinstance(row, Mapping) or not row:
         raise UserError(
             f"{where}, is {shown(row)}: expected a dictionary of columns, such as prompt and "

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -180,6 +182,23 @@ def test_numbers_of_arrays_are_written_as_those_of_json(tokenizer, tmp_path: Pat
         BatchJob(given, 3, echo, tokenizer, options, options, results).run()
     (line,) = results.read()
     assert (line["id"], line["metadata"]) == (7, {"at": [[0, 1], "é"]})
+
+
+def test_an_exception_ends_the_stream_whose_cache_it_would_keep(tokenizer, monkeypatch):
+    ended, options = [], SamplingOverrides()
+
+    class Ending(Echo):
+        def stream(self, requests, **given) -> Iterator[tuple[int, Completion]]:
+            with ExitStack() as stack:
+                stack.callback(ended.append, True)
+                yield from super().stream(requests, **given)
+
+    results = ResultFile(None, resume=False)
+    monkeypatch.setattr(results, "write", Mock(side_effect=KeyboardInterrupt))
+    ours: Any = GivenPrompts(["a"] * 9), 3, cast(Any, Ending()), tokenizer, options, options
+    with pytest.raises(KeyboardInterrupt) as caught:
+        BatchJob(*ours, results).run()
+    assert ended and caught.tb  # the traceback has the frames, and they the stream
 
 
 def refusal(result: dict, words: str = "") -> None:

@@ -196,7 +196,7 @@ def handlers() -> list[object]:
 
 def test_an_interrupt_stops_the_run_and_not_the_program(capfd):
     before, kept = handlers(), []
-    with pytest.raises(KeyboardInterrupt, match="is saved"), in_program():
+    with pytest.raises(KeyboardInterrupt, match="stopped by"), in_program():
         assert handlers() != before
         try:
             signal.raise_signal(signal.SIGINT)
@@ -227,6 +227,18 @@ def test_a_program_that_goes_on_after_the_signal_is_told_that_the_run_was_stoppe
     try:
         with pytest.raises(KeyboardInterrupt, match="stopped"), in_program():
             signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
+def test_a_program_gets_the_signal_that_came_while_its_run_failed(capfd):
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(ValueError, match="disk"), in_program() as signals, signals.held():
+            signal.raise_signal(signal.SIGTERM)
+            raise ValueError("disk")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]

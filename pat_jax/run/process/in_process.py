@@ -15,8 +15,8 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 @contextmanager
 def in_program() -> Iterator[StopSignals]:
     """Inside this context, the run owns the package's log, and signals stop the run; both are
-    restored afterwards. Raises KeyboardInterrupt if a signal has stopped the run, which is saved by
-    then. A signal other than SIGINT is sent once more before, for the program's own handler."""
+    restored afterwards. Raises KeyboardInterrupt if a signal has stopped the run. A signal other
+    than SIGINT is sent once more before, for the program's own handler."""
     stopped: Stopped | None = None
     with _logging_given_back():
         try:
@@ -29,7 +29,7 @@ def in_program() -> Iterator[StopSignals]:
         return
     if stopped.name != signal.SIGINT.name:
         signal.raise_signal(signal.Signals[stopped.name])
-    raise KeyboardInterrupt("the run has been stopped, and is saved") from None
+    raise KeyboardInterrupt(f"stopped by {stopped.name}") from None
 
 
 @contextmanager

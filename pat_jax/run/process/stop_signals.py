@@ -58,9 +58,11 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if not self._owns_process and self._received == signal.SIGTERM and kind is not Stopped:
+            signal.raise_signal(self._received)  # the run has ended before it could be stopped
 
     @contextmanager
     def held(self) -> Iterator[None]:
