@@ -197,7 +197,7 @@ def test_an_exception_ends_the_stream_whose_cache_it_would_keep(tokenizer, monke
     monkeypatch.setattr(results, "write", Mock(side_effect=KeyboardInterrupt))
     ours: Any = GivenPrompts(["a"] * 9), 3, cast(Any, Ending()), tokenizer, options, options
     with pytest.raises(KeyboardInterrupt) as caught:
-        BatchJob(*ours, results).run()
+        BatchJob(*ours, results=results).run()
     assert ended and caught.tb  # the traceback has the frames, and they the stream
 
 
