@@ -83,7 +83,7 @@ def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
         f"{{% if messages[0].content == '{i}' %}}{way}{{% endif %}}"
         for i, way in enumerate(WAYS_TO_RAISE)
     )
-    template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {})
+    template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {}, seconds=20.0)
     assert template.render([USER]) == "Hi."
     assert template._worker is not None
     process = template._worker.process
