@@ -26,56 +26,23 @@ from scipy import stats
 import pat_jax
 from benchmarks.report import by_turns, machine, options, write
 from benchmarks.speed.engine_vs_peers import PEERS
-from benchmarks.speed.iteration_vs_peers import Loop
+from benchmarks.speed.iteration_vs_peers import Iteration, Loop
 from pat_jax.common.devices import configure
 
 BELOW = 30  # both numbers of a sum
 HELD_BACK = 140  # problems
 SPAN = 5  # steps of a moving average
+RESPONSE = 8  # tokens at most
 LAST = 20  # steps whose mean reward is a system's outcome
 REWARD = PEERS / "turns_reward.py"
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Iteration):
     """What both systems are asked for."""
 
-    model: str  # checkpoint directory
-    data: str
-    save: str  # directory for the learned model
-    steps: int
-    seed: int
-    prompts: int = 4
-    generations: int = 8
-    prompt: int = 64  # tokens at most
-    response: int = 8  # tokens at most
-    beta: float = 0.0
-    learning_rate: float = 1e-5
-    reward: str = "sums"
-
-    def options(self, run_dir: Path) -> list[str]:
-        """As `pat_jax.train` is told."""
-        named = {
-            "model": self.model,
-            "data.files": self.data,
-            "reward": f"{REWARD}:{self.reward}",
-            "steps": self.steps,
-            "seed": self.seed,
-            "devices": 1,
-            "remat": "none",
-            "run_dir": run_dir,
-            "eval.every": 0,
-            "checkpoint.every": 10**6,
-            "checkpoint.export_dir": self.save,
-            "rollout.prompts_per_step": self.prompts,
-            "rollout.num_generations": self.generations,
-            "rollout.max_prompt_length": self.prompt,
-            "rollout.max_completion_length": self.response,
-            "algorithm.mini_batch_size": self.prompts,
-            "algorithm.beta": self.beta,
-            "optimizer.learning_rate": self.learning_rate,
-        }
-        return [part for name, value in named.items() for part in (f"--{name}", str(value))]
+    save: str = ""  # directory for the learned model
+    seed: int = 0
 
 
 def write_problems(folder: Path) -> tuple[Path, Path]:
@@ -98,7 +65,7 @@ def accuracy(model: str, held_back: Path, out: Path) -> float:
         data=str(held_back),
         reward=f"{REWARD}:sums",
         temperature=0.0,
-        max_completion_length=Training.response,
+        max_completion_length=RESPONSE,
         devices=1,
         out=str(out),
     )
@@ -111,11 +78,25 @@ def trained(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, dict
     data, held_back = write_problems(folder)
     saves = {name: folder / f"{name}_model" for name in ("pat_jax", "trl")}
     ours, theirs = (
-        Training(args.model, str(data), str(save), args.steps, seed) for save in saves.values()
+        Training(
+            model=args.model,
+            data=str(data),
+            prompts=4,
+            generations=8,
+            prompt=64,
+            response=RESPONSE,
+            beta=0.0,
+            steps=args.steps,
+            reward="sums",
+            save=str(save),
+            seed=seed,
+        )
+        for save in saves.values()
     )
+    more = {"seed": seed, "checkpoint.export_dir": ours.save}
     run_dir = folder / "run"
     systems = {
-        "pat_jax": Loop(Path(sys.executable), "pat_jax_grpo.py", *ours.options(run_dir)),
+        "pat_jax": Loop(Path(sys.executable), "pat_jax_grpo.py", *ours.options(1, run_dir, **more)),
         "trl": Loop(args.trl, "trl_grpo.py", json.dumps(asdict(theirs))),
     }
     seconds = by_turns(systems, range(args.steps))

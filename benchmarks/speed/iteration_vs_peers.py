@@ -52,14 +52,16 @@ class Iteration:
     response: int
     beta: float = 0.04
     learning_rate: float = 1e-5
+    steps: int = 1000
+    reward: str = "even_tokens"  # of turns_reward.py
 
-    def options(self, devices: int, run_dir: Path) -> list[str]:
-        """As `pat_jax.train` is told."""
+    def options(self, devices: int, run_dir: Path, **more: object) -> list[str]:
+        """As `pat_jax.train` is told, with `more` options."""
         named = {
             "model": self.model,
             "data.files": self.data,
-            "reward": f"{PEERS / 'turns_reward.py'}:even_tokens",
-            "steps": 1000,
+            "reward": f"{PEERS / 'turns_reward.py'}:{self.reward}",
+            "steps": self.steps,
             "devices": devices,
             "remat": "none",
             "run_dir": run_dir,
@@ -72,6 +74,7 @@ class Iteration:
             "algorithm.mini_batch_size": self.prompts,
             "algorithm.beta": self.beta,
             "optimizer.learning_rate": self.learning_rate,
+            **more,
         }
         return [part for name, value in named.items() for part in (f"--{name}", str(value))]
 
@@ -157,7 +160,7 @@ def loops(asked: Iteration, folder: Path, args: argparse.Namespace) -> dict[str,
         for n in args.devices
     }
     theirs = {"tunix": (args.tunix, "tunix_grpo.py"), "trl": (args.trl, "trl_grpo.py")}
-    forced = {"generation_kwargs": {"min_new_tokens": asked.response}, "reward": "even_tokens"}
+    forced = {"generation_kwargs": {"min_new_tokens": asked.response}}
     return ours | {
         name: Loop(python, script, json.dumps(asdict(asked) | forced))
         for name, (python, script) in theirs.items()

@@ -63,11 +63,11 @@ def board(runs: Mapping[str, Rows]) -> dict[str, list[Chart]]:
 def _chart(panel: Panel, title: str, curves: Sequence[tuple[str, int, Rows, str]]) -> Chart:
     """Returns a chart of the curves: of each the label, the number of the run, its rows, and the
     metric."""
+    most = MOST_POINTS // (1 + max(run for _, run, _, _ in curves))
     lines = []
     for i, (label, run, rows, name) in enumerate(curves):
-        if not (
-            points := thinned(curve(rows, name), MOST_POINTS // (1 + max(x[1] for x in curves)))
-        ):
+        points = thinned(curve(rows, name), most)
+        if not points:
             continue
         steps, values, halves, means = zip(*points, strict=True)
         line = {"name": label, "run": run, "colour": i, "x": steps}
