@@ -11,6 +11,7 @@ from run_pages import row, write_run
 from traces import TRACE
 
 from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.curves import thinned
 from pat_jax.run.logging.page.run_page import PAGE_FILE, RunPage, run_page
 from pat_jax.run.logging.rollout_files import read_rollouts
 from pat_jax.run.logging.samples import Sample
@@ -180,3 +181,12 @@ def test_a_section_that_cannot_be_drawn_takes_no_other_with_it(folder: Path, cap
     assert line.startswith("a section of run.html is left out (") and "\n" not in line
     words = words_of(parsed((folder / PAGE_FILE).read_text()))
     assert "A section is left out here" in words and "held-out" in words
+
+
+def test_a_thinned_curve_has_its_extremes_and_the_means_of_its_parts():
+    values = [float(i % 10 == 0) for i in range(3000)]  # a mean of 0.1
+    found = thinned([(i, value, math.nan) for i, value in enumerate(values)], 600)
+    assert len(found) <= 601 and found[-1][0] == 2999
+    assert {value for _, value, _, _ in found} == {0.0, 1.0}
+    means = [mean for *_, mean in found]
+    assert sum(means) / len(means) == pytest.approx(0.1, abs=0.01) and max(means) <= 0.2
