@@ -11,7 +11,7 @@ TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single
 `paged_prefill` for several. `Kernels` says whether plain operations or kernels are used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol, Self
 
@@ -72,9 +72,11 @@ KERNELS: Mapping[str, PageKernels] = {
 }
 
 
-def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
-    """Whether a decode step reads only each row's tokens, not all pages in the row's table."""
-    return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
+def reads_what_rows_hold(
+    kernels: Kernels, page_size: int, head_dim: int, names: Collection[str] = ("decode",)
+) -> bool:
+    """Whether these operations read only each row's tokens, not all pages in the row's table."""
+    return set(names) <= set(kernels.chosen) and takes(kernels.platform, page_size, head_dim)
 
 
 def takes(platform: str, page_size: int, head_dim: int) -> bool:

@@ -42,7 +42,8 @@ class EngineSizes(Options):
     number fits a shrinking batch more closely, but more programs are compiled."""
     min_length: int = option(64, TOKENS)
     """Smallest KV length, in tokens, that programs are compiled for, rounded up to whole pages.
-    Compiled lengths double from here up to the longest sequence."""
+    Compiled lengths double from here up to the longest sequence. GPUs and TPUs read only the pages
+    in use: there, programs for the longest are measured at these lengths."""
     check_every: int = option(8, TOKENS)
     """Decode steps between two checks, on the device, of whether a burst should end early."""
     burst_steps: int = option(64, TOKENS)

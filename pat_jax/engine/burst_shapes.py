@@ -38,7 +38,7 @@ class BurstShapes:
         if self.by_need is None:
             return self.shapes.buckets.rows_below(split, rows)
         length = in_flight.length if in_flight else self.next(split, 0)[0].length
-        return self.by_need.rows_below(split, rows, length)
+        return self.by_need.rows_below(split, rows, self.shapes.buckets.length_for(length))
 
     def next(
         self, split: Split, num_draft_tokens: int, tokens_before: int = 0
@@ -60,6 +60,12 @@ class BurstShapes:
             steps = min(steps, (shape.length - context) // pace.check_tokens * pace.check_every)
         return shape, steps
 
+    def length(self, shape: Shape) -> int:
+        """Returns the length on which the time of the next burst to be collected depends: that of
+        its `shape`, or the longest context if steps read only what rows hold."""
+        is_held = self.shapes.buckets.reads == "held" and len(self.table.running) > 0
+        return self.table.max_context if is_held else shape.length
+
     def has_drafts(self, split: Split, plan: Plan) -> bool:
         """Returns whether a program for the plan's number of draft tokens is compiled. If not, sets
         `lacked` to the program's shape and the seconds that drafts would save."""
@@ -78,7 +84,7 @@ class BurstShapes:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)
         if self.table.has_work and ran.split == split and rows < ran.rows:
-            fitting = Shape(ran.split, rows, ran.length)
+            fitting = Shape(ran.split, rows, self.shapes.buckets.length_for(ran.length))
             self.by_need.charge(fitting, ran.seconds * (1 - rows / ran.rows))
         if self.lacked is not None:
             shape, saved_s = self.lacked
@@ -93,9 +99,12 @@ class BurstShapes:
         most_rows: int = 2**31,
     ) -> Shape:
         """The smallest shape that holds `rows` rows of `length` tokens, compiled if possible."""
-        buckets = self.shapes.buckets
+        shapes = self.shapes
         fitting = Shape(
-            split, buckets.rows_for(split, rows), buckets.length_for(length), num_draft_tokens
+            split,
+            shapes.buckets.rows_for(split, rows),
+            shapes.length_for(length, num_draft_tokens),
+            num_draft_tokens,
         )
         return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 

@@ -35,8 +35,12 @@ from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sizing.pool_pages import decode_functions, pages_within, specs_for
-from pat_jax.layout.buckets import Buckets
+from pat_jax.engine.sizing.pool_pages import (
+    buckets_of,
+    decode_functions,
+    pages_within,
+    specs_for,
+)
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
@@ -92,7 +96,7 @@ class RolloutEngine:
         some = next(iter(self.layouts.values()))
         self.mesh: Mesh = some.mesh
         self.runs_ahead = some.backend.runs_ahead if runs_ahead is None else runs_ahead
-        buckets = Buckets.of(tuple(self.layouts), capacity, config)
+        buckets = buckets_of(self.layouts, capacity, config, policy.config)
         pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
         first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
         functions = decode_functions(config, policy, drafter, dtype, eos_ids)

@@ -132,12 +132,13 @@ class _Loop:
         executor = self.executor
         clock = executor.clock
         running = len(scheduler.table.running)
+        length = scheduler.bursts.length(in_flight.shape)
         with clock("decode"):
             output, is_timed = executor.collect()
             done = scheduler.collect(output)
             executor.scrub(done.poisoned)
         if done.steps:
-            split, rows, length, num_draft_tokens = in_flight.shape
+            split, rows, _, num_draft_tokens = in_flight.shape
             seconds = clock.elapsed - self.began
             ran = BurstResult(
                 split, rows, length, running, done.held, done.steps, seconds, num_draft_tokens

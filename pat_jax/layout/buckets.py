@@ -3,11 +3,11 @@ lengths."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.types import TEXTS, DraftLimits, Split
+from pat_jax.planning.types import TEXTS, DraftLimits, Reads, Split
 
 
 def ladder(smallest: int, largest: int) -> tuple[int, ...]:
@@ -142,34 +142,50 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """The row buckets (rows of one replica) of each layout, and the context lengths in tokens."""
+    """The row buckets (rows of one replica) of each layout, and the context lengths in tokens.
+
+    If programs read only what rows hold, a length is a context at which they are measured, and they
+    are compiled for the longest alone.
+    """
 
     rows: dict[Split, tuple[int, ...]]
     lengths: tuple[int, ...]
+    reads: Reads = "bucket"
 
     @classmethod
-    def of(cls, splits: Sequence[Split], capacity: int, limits: Limits) -> "Buckets":
+    def of(
+        cls, splits: Sequence[Split], capacity: int, limits: Limits, reads: Reads = "bucket"
+    ) -> "Buckets":
         """Returns the buckets for `capacity` running sequences in all, over all replicas."""
         # Replicas that are full in the layout with most of them still fit when they have merged.
         widest = max(split.dp for split in splits)
         per_replica = {split: -(-capacity // widest) * widest // split.dp for split in splits}
         rows = {split: ladder(min(limits.min_rows, n), n) for split, n in per_replica.items()}
         longest = largest_length(limits.max_length, limits.min_length)
-        return cls(rows, ladder(limits.min_length, longest))
+        return cls(rows, ladder(limits.min_length, longest), reads)
+
+    @property
+    def compiled(self) -> tuple[int, ...]:
+        """The lengths that programs without drafts are compiled for."""
+        return self.lengths if self.reads == "bucket" else self.lengths[-1:]
 
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
         """Returns the few buckets that are measured first, to predict the others from.
 
         Their row buckets are the smallest, the largest, and the largest for each number of draft
-        tokens. Their length is that of a prompt and its first generated token.
+        tokens. Their length is that of a prompt and its first generated token. The longest is
+        measured as well if it needs no other program.
         """
-        length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
+        longest = self.lengths[-1]
+        length = smallest_at_least(self.lengths, min(prompt_length + 1, longest))
+        lengths = sorted({length, longest} if self.reads == "held" else {length})
 
         def few(rows: Sequence[int]) -> tuple[int, ...]:
             of_number = {num_draft_tokens: n for n in rows for num_draft_tokens in drafts.of(n)}
             return tuple(sorted({rows[0], rows[-1], *of_number.values()}))
 
-        return Buckets({split: few(rows) for split, rows in self.rows.items()}, (length,))
+        rows = {split: few(rows) for split, rows in self.rows.items()}
+        return replace(self, rows=rows, lengths=tuple(lengths))
 
     def rows_for(self, split: Split, needed: int) -> int:
         return smallest_at_least(self.rows[split], max(needed, 1))
@@ -189,7 +205,8 @@ class Buckets:
         return 1 + max(whole, min(rows * whole, -(-drafts.cache_tokens // page_size)))
 
     def length_for(self, needed: int) -> int:
-        return smallest_at_least(self.lengths, needed)
+        """Returns the length of the program without drafts that holds `needed` tokens of a row."""
+        return smallest_at_least(self.compiled, needed)
 
 
 @dataclass(frozen=True)
@@ -242,6 +259,24 @@ class Shapes:
 
     def pace(self, num_draft_tokens: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))
+
+    def lengths(self, num_draft_tokens: int) -> tuple[int, ...]:
+        """Returns the lengths that bursts with this number of draft tokens are compiled for.
+
+        Copied drafts are searched for in a row's whole room, whatever the row holds. So with them a
+        shorter length, the longest with LEAST_ROOM, is compiled as well.
+        """
+        buckets = self.buckets
+        if not num_draft_tokens or buckets.reads == "bucket" or self.drafts.is_generated:
+            return buckets.compiled
+        *shorter, longest = buckets.lengths
+        texts = self.drafts.texts
+        least = [n for n in shorter if texts * n <= LEAST_ROOM < texts * longest]
+        return (*least[-1:], longest)
+
+    def length_for(self, needed: int, num_draft_tokens: int) -> int:
+        """Returns the length of the program that holds `needed` tokens of a row."""
+        return smallest_at_least(self.lengths(num_draft_tokens), needed)
 
     @property
     def asked_ahead(self) -> int:

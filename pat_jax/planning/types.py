@@ -66,11 +66,11 @@ class Load:
 
 @dataclass(frozen=True)
 class BurstResult:
-    """A decode burst that has run: its bucket of rows and lengths, and its seconds."""
+    """A decode burst that has run: its rows and length, and its seconds."""
 
     split: Split
     rows: int  # row bucket of a replica
-    length: int  # length bucket, tokens
+    length: int  # length bucket; if steps read what rows hold, the most tokens of a row
     running: int  # unfinished sequences of all replicas when it began
     held: float  # tokens in the KV cache of the replica that has most, mean over the steps
     steps: int

@@ -20,7 +20,12 @@ from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model, whole_sequences
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
-from pat_jax.engine.sizing.pool_pages import decode_functions, pages_within, specs_for
+from pat_jax.engine.sizing.pool_pages import (
+    buckets_of,
+    decode_functions,
+    pages_within,
+    specs_for,
+)
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.chain import layout_chain, least_tp
 from pat_jax.layout.layout import Layout
@@ -199,7 +204,8 @@ class TargetBuild:
     @cached_property
     def buckets(self) -> Buckets:
         """The shapes that a run's programs are compiled for."""
-        return Buckets.of(tuple(self.layouts), self.capacity, self.order.run.rollout)
+        order = self.order
+        return buckets_of(self.layouts, self.capacity, order.run.rollout, order.model)
 
     @cached_property
     def drafter(self) -> Drafter:

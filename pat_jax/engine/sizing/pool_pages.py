@@ -1,4 +1,4 @@
-"""The number of pages in a rollout's pools, and the specs by which its programs are compiled."""
+"""A rollout's buckets and pages, and the specs by which its programs are compiled."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,9 @@ from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, Pr
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout
+from pat_jax.models.cache.paged_layer import reads_what_rows_hold
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernels.kernel_choice import OVER_PAGES
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 
@@ -30,6 +32,15 @@ def decode_functions(
     return DecodeFunctions(
         policy, dtype, eos, config.check_every, config.burst_steps, config.max_logprobs, drafter
     )
+
+
+def buckets_of(
+    layouts: Mapping[Split, Layout], capacity: int, config: RolloutConfig, model: ModelConfig
+) -> Buckets:
+    """Returns the buckets of a rollout in these layouts, with rows for `capacity` sequences."""
+    kernels = next(iter(layouts.values())).kernels
+    is_held = reads_what_rows_hold(kernels, config.page_size, model.head_dim, OVER_PAGES)
+    return Buckets.of(tuple(layouts), capacity, config, "held" if is_held else "bucket")
 
 
 def specs_for(

@@ -12,6 +12,7 @@ import numpy as np
 from pat_jax.engine.by_need import decode_key
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.state import (
     DecodeState,
     Pool,
@@ -30,11 +31,16 @@ from pat_jax.planning.draft_counts import KINDS, MAX_RUN
 BURST_CHECKS = 4
 
 
-def dummy_tables(specs: ProgramSpecs, layout: Layout, rows: int, length: int) -> np.ndarray:
-    """Returns page tables whose rows have different pages, as far as the pool has enough."""
+def dummy_tables(
+    specs: ProgramSpecs, layout: Layout, rows: int, length: int, compiled: int
+) -> np.ndarray:
+    """Returns page tables for a program compiled for rows of `compiled` tokens. Their rows hold
+    `length` tokens, in different pages as far as the pool has enough."""
     width = specs.width(length)
-    pages = np.arange(rows * width) % (specs.pages[layout.split] - 1) + 1
-    return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
+    pages = np.arange(rows * width, dtype=np.int32) % (specs.pages[layout.split] - 1) + 1
+    free = specs.width(compiled) - width
+    tables = np.pad(pages.reshape(rows, width), ((0, 0), (0, free)), constant_values=NULL_PAGE)
+    return np.tile(tables, (layout.split.dp, 1))
 
 
 class DummyBursts:
@@ -52,18 +58,19 @@ class DummyBursts:
         self.rows = rows
         self.length = length
         self.pool = pool
-        self._blank = self._blank_drafting()
-        self._tables = dummy_tables(self.specs, layout, rows, length)
 
     def timed(self, num_draft_tokens: int) -> Timed:
         """Returns a burst to time, with `num_draft_tokens` per row and all rows running."""
         shape = Shape(self.layout.split, self.rows, self.length, num_draft_tokens)
-        program = self.programs[decode_key(shape)]
+        compiled = self.specs.shapes.length_for(self.length, num_draft_tokens)
+        program = self.programs[decode_key(shape._replace(length=compiled))]
         steps, state, reserved = self._burst(num_draft_tokens)
         is_copied = num_draft_tokens > 0 and not self.specs.drafts.is_generated
         accept_prob = np.zeros((2, KINDS, 1 + MAX_RUN), np.float32) if is_copied else None
         until = Until(np.int32(steps), np.int32(0), accept_prob)
-        once = partial(self._run, program, state, reserved, until, has_drafts=num_draft_tokens > 0)
+        blank = self._blank_drafting(compiled) if num_draft_tokens else None
+        tables = dummy_tables(self.specs, self.layout, self.rows, self.length, compiled)
+        once = partial(self._run, program, state, tables, reserved, until, blank)
         if num_draft_tokens:
             return Timed("verify_table", tuple(shape), once, per=steps)
         return Timed("decode_table", shape[:3], once, per=steps)
@@ -72,20 +79,20 @@ class DummyBursts:
         self,
         program: Callable[..., Any],
         state: RowState,
+        tables: np.ndarray,
         reserved: ReservedPages,
         until: Until,
-        *,
-        has_drafts: bool,
+        blank: Callable[[], Any] | None,
     ) -> float:
         """Runs a burst and returns its seconds. Every run starts from the same positions."""
         layout = self.layout
         dp = self.layout.split.dp
         unseen = np.zeros(seen_shape(self.engine.policy.config, self.rows * dp), np.uint32)
         none_drawn = np.zeros(dp, np.int32)
-        told = state, unseen, self._tables, none_drawn
+        told = state, unseen, tables, none_drawn
         rows, seen, pages, drawn = layout.put(told, "batch")
-        drafting = self._blank() if has_drafts else None
-        own_params = self.engine.draft_params if has_drafts else None
+        drafting = blank() if blank else None
+        own_params = self.engine.draft_params if blank else None
         jax.block_until_ready((rows, drafting))
         carried = DecodeState(rows, seen, self.pool, pages, drawn, drafting)
         start = time.perf_counter()
@@ -111,11 +118,11 @@ class DummyBursts:
         ring = np.zeros((dp, self.specs.shapes.reserve_size(self.rows, num_draft_tokens)), np.int32)
         return steps, state, ReservedPages(ring, np.full(dp, 2**30, np.int32))
 
-    def _blank_drafting(self) -> Callable[[], Any]:
+    def _blank_drafting(self, compiled: int) -> Callable[[], Any]:
         """Returns a function that makes the drafter's state, which a burst consumes."""
         drafter = self.specs.drafter
         num_replicas = self.layout.split.dp
-        like = drafter.state(self.layout, self.rows, self.length, self.specs.draft_shapes)
+        like = drafter.state(self.layout, self.rows, compiled, self.specs.draft_shapes)
 
         def blank() -> Any:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)

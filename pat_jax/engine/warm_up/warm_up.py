@@ -62,10 +62,13 @@ class Warmup:
 
     @property
     def total(self) -> int:
-        """The number of programs to run; each resharding of all weights counts as one."""
+        """The number of programs to run, once for each length; each resharding of all weights
+        counts as one."""
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
-        programs = sum(len(list(self.programs.keys(name))) for name in counted)
+        keys = {key._replace(length=0): key for name in counted for key in self.programs.keys(name)}
+        lengths = len(self.specs.measured.lengths)
+        programs = sum(lengths if key.length else 1 for key in keys.values())
         return programs + layouts * (layouts - 1)
 
     @property
@@ -137,9 +140,10 @@ class Warmup:
             return pool
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
-        tables = dummy_tables(self.specs, layout, blocks, length)
+        compiled = self.specs.buckets.length_for(length)
+        tables = dummy_tables(self.specs, layout, blocks, length, compiled)
         recorded = no_routes(self.specs.functions.policy.config, *tokens.shape)
-        program = self.programs[Key("prefill", split, blocks, length)]
+        program = self.programs[Key("prefill", split, blocks, compiled)]
 
         def once() -> float:
             nonlocal pool

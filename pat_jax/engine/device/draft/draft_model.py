@@ -151,7 +151,7 @@ class ModelDrafter(Drafter):
             out_shardings=own.sharding(*KV_AXES),
         )
         blocks = shapes.prefill_blocks
-        for length in shapes.buckets.lengths:
+        for length in shapes.buckets.compiled:
             table.declare(
                 Key("draft_prefill", layout.split, blocks, length),
                 prefill(self.model, own, shapes.dtype),

@@ -89,7 +89,7 @@ class ProgramSpecs:
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
-        return has_rows and key.length in self.first.lengths
+        return has_rows and (self.first.reads == "held" or key.length in self.first.lengths)
 
     @property
     def shapes(self) -> Shapes:
@@ -155,10 +155,11 @@ class ProgramSpecs:
         return num_pages_for(length, self.page_size)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
-        for length in self.buckets.lengths:
-            for rows in self.buckets.rows[layout.split]:
-                for num_draft_tokens in (0, *self.drafts.of(rows)):
+        for rows in self.buckets.rows[layout.split]:
+            for num_draft_tokens in (0, *self.drafts.of(rows)):
+                for length in self.shapes.lengths(num_draft_tokens):
                     self._declare_burst(table, layout, rows, length, num_draft_tokens)
+        for length in self.buckets.compiled:
             for blocks in set(self.prefill_sizes):
                 table.declare(
                     Key("prefill", layout.split, blocks, length),
