@@ -32,7 +32,7 @@ class Key(NamedTuple):
     rows: int = 0  # rows of a replica; in programs that move pages, pages of a replica
     length: int = 0  # tokens of a row
     target: Split | None = None  # the layout after a switch
-    part: int = 0  # number of the chunk of weights that is resharded
+    part: int = 0  # number of the first chunk of weights that it reshards
     num_draft_tokens: int = 0  # draft tokens per row for which a decode step has room
 
     @property

@@ -76,8 +76,7 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
         moving = ("pack", "exchange", "exchange_one")
         found += [[Key(name, source, size, target=target)] for name in moving]
         found.append([Key("view", source, target=target)])
-        runs = specs.reshard(layouts[source], layouts[target]).runs
-        parts = range(len(runs))
+        parts = specs.reshard(layouts[source], layouts[target]).parts
         found.append([Key("reshard", source, target=target, part=part) for part in parts])
     return [_job(table, keys, model.num_layers) for keys in found if keys]
 

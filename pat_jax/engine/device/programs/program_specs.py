@@ -12,8 +12,8 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.decode.prefill import copy_pages, prefill
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
 from pat_jax.engine.device.pages import pages
-from pat_jax.engine.device.pages import reshard as switch
 from pat_jax.engine.device.pages.pages import PAGE_AXES, Exchange
+from pat_jax.engine.device.pages.reshard import Reshard
 from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
@@ -30,7 +30,7 @@ from pat_jax.engine.sequences.state import (
     abstract_seen,
 )
 from pat_jax.layout.buckets import Buckets, Drafts, Shapes
-from pat_jax.layout.layout import Layout, shard_bytes
+from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.paged_layer import KV_AXES, reads_what_rows_hold
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Reads, Split
@@ -41,16 +41,6 @@ COPIES = 64  # pages of a replica that one program copies
 # about as long as reading the weights once.
 SMALLER = 8
 RESHARD_CHUNK_BYTES = 512 * 2**20  # over all devices; bounds the extra memory of a switch
-
-
-@dataclass(frozen=True)
-class Reshard:
-    """How the weights are resharded from one layout to another."""
-
-    runs: list[list[int]]  # chunks of the leaves whose sharding differs; other leaves stay
-    is_on_host: bool  # copied leaf by leaf in the host's memory, without a program
-    sent_bytes: int  # sent between devices, summed over all devices
-    extra_bytes: int  # the most that one device holds besides its old shards
 
 
 @dataclass(frozen=True)
@@ -253,7 +243,9 @@ class ProgramSpecs:
     def declare_reshard(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         leaves = jax.tree.leaves(self.params(source))
         out = [x.sharding for x in jax.tree.leaves(self.params(target))]
-        for part, run in enumerate(self.reshard(source, target).runs):
+        plan = self.reshard(source, target)
+        for part in sorted(set(plan.parts)):
+            run = plan.runs[part]
             table.declare(
                 Key("reshard", source.split, target=target.split, part=part),
                 lambda leaves: leaves,
@@ -271,28 +263,12 @@ class ProgramSpecs:
         return {(a.split, b.split): self._reshard(a, b) for a, b in pairs}
 
     def _reshard(self, source: Layout, target: Layout) -> Reshard:
-        before, after = (jax.tree.leaves(self.params(layout)) for layout in (source, target))
-        moving = [
-            i
-            for i, (a, b) in enumerate(zip(before, after, strict=True))
-            if a.sharding != b.sharding
-        ]
-        whole = [x.size * x.dtype.itemsize for x in before]
-        held, needed = ([shard_bytes(x) for x in leaves] for leaves in (before, after))
-        extra = list(needed)
-        is_on_host = source.backend.gathers_on_host and target.split.tp < source.split.tp
-        if is_on_host:
-            # Leaf by leaf on the host: the next leaf reuses the memory, whereas a large chunk's
-            # would have to be paged in anew (seen: half of the time).
-            runs = [[i] for i in moving]
-            extra = [n + w // source.mesh.size for n, w in zip(needed, whole, strict=True)]
-        else:
-            runs = switch.chunks(moving, whole, self.reshard_chunk_bytes)
-        return Reshard(
-            runs,
-            is_on_host,
-            sent_bytes=sum(max(needed[i] - held[i], 0) for i in moving) * source.mesh.size,
-            extra_bytes=max((sum(extra[i] for i in run) for run in runs), default=0),
+        return Reshard.between(
+            self.params(source),
+            self.params(target),
+            source.mesh.size,
+            self.reshard_chunk_bytes,
+            is_on_host=source.backend.gathers_on_host and target.split.tp < source.split.tp,
         )
 
 

@@ -47,7 +47,7 @@ class Weights:
         else:
             programs = [
                 self.programs[Key("reshard", self.layout.split, target=target.split, part=part)]
-                for part in range(len(plan.runs))
+                for part in plan.parts
             ]
             self.params = reshard.reshard(self.params, plan.runs, programs)
         self.layout = target
