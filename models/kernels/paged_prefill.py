@@ -19,10 +19,13 @@ from pat_jax.models.layers import MASKED, sees
 
 GPU_QUERIES = 64  # most queries of one program: more do not fit its registers
 GPU_KEYS = 64  # keys that a program multiplies at once
-# The keys of a row are split until there are this many programs: few rows then occupy a whole GPU,
-# and a long row among short ones does not run alone for long (`benchmarks/reports/speed.md`).
+# The keys of a row are split into ROW_PARTS until there are GPU_PROGRAMS: a long row among short ones
+# then does not run alone for long (`benchmarks/reports/speed.md`). Few queries are split further,
+# until as many programs run as a GPU runs at once: even one row with one KV head then occupies it.
 GPU_PROGRAMS = 2048
-GPU_PARTS = 16  # most parts of a row's keys
+ROW_PARTS = 16
+GPU_AT_ONCE = 512
+GPU_PARTS = 128  # most parts of a row's keys
 SMALL_TILE = 32  # queries of a program that mostly waits for memory
 TPU_KEYS = 128  # keys that a program multiplies at once
 LEAST_SIDE = 16  # least dimension of a product on tensor cores; rows of a TPU's bfloat16 register
@@ -61,7 +64,7 @@ def attend_blocks_on_gpu(
     flat = _by_head(queries, tile)
     table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
     grid = rows, heads, flat.shape[2] // tile
-    parts = max(min(GPU_PROGRAMS // math.prod(grid), GPU_PARTS, table.shape[1] // at_once), 1)
+    parts = _parts(math.prod(grid), tile, table.shape[1] // at_once)
     taken, given = _blocks_on_gpu(table.shape[1], keys.shape, tile, dim)
     out, logsumexp = pl.pallas_call(
         functools.partial(
@@ -79,6 +82,19 @@ def attend_blocks_on_gpu(
         name="attend_blocks",
     )(start, start if trunk is None else trunk, table, flat, keys, values)
     return _by_token(_joined(out, logsumexp), length, group)
+
+
+def _parts(programs: int, tile: int, turns: int) -> int:
+    """Returns into how many parts the keys of each row are split.
+
+    Args:
+      programs: number of programs without splitting.
+      turns: turns of the loop over the keys of the longest row.
+    """
+    wanted = min(GPU_PROGRAMS, ROW_PARTS * programs)
+    if tile <= SMALL_TILE:
+        wanted = max(wanted, GPU_AT_ONCE)
+    return max(min(wanted // programs, GPU_PARTS, turns), 1)
 
 
 def _blocks_on_gpu(

@@ -1,5 +1,6 @@
 """Pages, and the dense view of them during a burst, against attention over plain lists in float64."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -164,6 +165,8 @@ def tpu_interpreted(*arguments):
 
 def gpu_split(*arguments):
     """A page at once: rows of one, three and five turns by three parts."""
+    jitted: Any = block_kernels.attend_blocks_on_gpu
+    jitted.clear_cache()  # it knows nothing of other constants
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_kernels, "GPU_KEYS", 16)
         patch.setattr(block_kernels, "GPU_PARTS", 3)
@@ -200,6 +203,36 @@ def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):
     for row, length in enumerate(lengths):
         seen = [np.concatenate(x[table[row]].swapaxes(1, 2))[:length] for x in (keys, values)]
         np.testing.assert_allclose(got[row], expected(queries[row], *seen), atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "tokens", "parts"),
+    [(1, 1, 24_576, 128), (1, 1, 1024, 16), (1, 8, 24_576, 64), (8, 8, 24_576, 16)],
+)
+def test_the_keys_of_few_rows_are_split_until_a_gpu_is_full(rows, heads, tokens, parts):
+    """Even if TP leaves a device one KV head, but never into parts without keys."""
+    width = tokens // 16
+    pool: Any = jax.ShapeDtypeStruct((rows * width + 1, heads, 16, 128), jnp.bfloat16)
+    queries: Any = jax.ShapeDtypeStruct((rows, heads, 4, 128), jnp.bfloat16)
+    table: Any = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+    lengths: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    traced = jax.make_jaxpr(attend_on_gpu)(queries, pool, pool, table, lengths)
+    (split,) = set(re.findall(rf"bf16\[(\d+),{rows},{heads},16,128\]", str(traced)))
+    assert int(split) == parts
+
+
+def test_a_row_in_128_parts_attends_to_all_its_keys():
+    rng = np.random.default_rng(1)
+    width, page_size, length, dim = 128, 16, 1999, 16
+    queries = rng.normal(size=(1, 1, GROUP, dim))
+    keys, values = rng.normal(size=(2, width + 1, 1, page_size, dim))
+    table = rng.permutation(width)[None].astype(np.int32) + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_kernels, "GPU_KEYS", page_size)
+        arrays = [jnp.asarray(x, jnp.float32) for x in (queries, keys, values)]
+        got = gpu_interpreted(*arrays, jnp.asarray(table), jnp.asarray([length], jnp.int32))
+    seen = [np.concatenate(x[table[0]].swapaxes(1, 2))[:length] for x in (keys, values)]
+    np.testing.assert_allclose(got[0], expected(queries[0], *seen), atol=2e-6)
 
 
 @pytest.mark.parametrize(
