@@ -5,7 +5,6 @@ from typing import Literal
 
 from pat_jax.config.optimizer import OptimizerState
 
-SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
 SCANNED_FROM = 8  # least number of layers that run as a loop
 
 
@@ -29,7 +28,8 @@ class Compute:
         """
         if self.scan_layers != "auto":
             return self.scan_layers == "true"
-        return (platform, self.dtype) in SCANNED_ON and num_layers >= SCANNED_FROM
+        can_loop = platform != "cpu" or self.dtype == "float32"
+        return can_loop and num_layers >= SCANNED_FROM
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ class UpdateOptions(Options):
     values. full takes the least memory, none the least computation."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
     """Run the layers of an update as one loop. The loop compiles in the time of one layer, but
-    reads the layers' parameters from a copy in --compute_dtype. auto: true on TPUs, and on CPUs in
-    float32, for models of at least 8 layers."""
+    reads the layers' parameters from a copy in --compute_dtype. auto: true for models of at least 8
+    layers, but on CPUs only in float32."""
     fsdp_size: int = option(0, DEVICES)
     """Number of devices over which parameters, gradients and optimizer state of a trained model are
     sharded; other devices have copies of these shards. If it is the number of devices of one host,

@@ -19,6 +19,9 @@ class Handle:
         """
         self.layout = layout
         self.largest = micro_shapes[-1:]
+        # What a mini-batch leaves over needs a smaller shape. An accelerator's host has processors
+        # to compile one beside the largest.
+        self._first = self.largest if layout.platform == "cpu" else micro_shapes[-2:]
         self.programs = ProgramTable()
 
     @property
@@ -35,11 +38,12 @@ class Handle:
         """Compiles the programs.
 
         Args:
-          by_need: compile only the passes of the largest micro-batch now, others at first use.
+          by_need: compile only the passes of the largest micro-batch now, and on accelerators those
+            of the next smaller one; others at first use.
         """
         asked = self._is_first if by_need else lambda key: True
         threads = os.cpu_count() or 1
         self.programs.compile_all(threads=threads, progress=progress, only=asked)
 
     def _is_first(self, key: Key) -> bool:
-        return key.rows == 0 or (key.rows, key.length) in self.largest
+        return key.rows == 0 or (key.rows, key.length) in self._first

@@ -108,7 +108,7 @@ class Roles:
         """Compiles the programs of all roles.
 
         Args:
-          by_need: compile only the passes of the largest micro-batch now, others at first use.
+          by_need: compile only the first passes now, see `Handle.compile`.
         """
         for role in self.trained[::-1]:
             role.compile(progress, by_need=by_need)

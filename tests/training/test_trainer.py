@@ -29,15 +29,18 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.compute import Compute
 from pat_jax.config.role_table import REFERENCE
 from pat_jax.config.run import RunConfig
+from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.start.setup import build
 from pat_jax.training.build import functions_of
+from pat_jax.training.handle import Handle
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
 
@@ -85,6 +88,18 @@ def test_a_smaller_micro_batch_is_compiled_when_it_comes():
     assert (trainer.to_compile(by_need=False), trainer.to_compile(by_need=True)) == (1, 0)
     updated(trainer, started(trainer))
     assert not trainer.programs.missing() and trainer.programs.waited_s > 0
+
+
+@pytest.mark.parametrize(("target", "first"), [(None, 1), ("h100:1", 2), ("h100:8", 2)])
+def test_an_accelerator_has_passes_of_two_shapes_before_the_first_update(target, first):
+    devices = paper_devices(Target.parse(target)) if target else jax.devices()[:1]
+    layouts, _ = layout_chain(factored_mesh(devices), CONFIG)
+    shapes = [(1, LENGTH), (2, LENGTH), (4, LENGTH), (8, LENGTH)]
+    for layout in layouts.values():
+        role = Handle(layout, shapes)
+        for shape in shapes:
+            role.programs.declare(Key("grad", layout.split, *shape), lambda x: x)
+        assert [role.to_compile(by_need=here) for here in (True, False)] == [first, 4]
 
 
 def built(*options: str) -> Trainer:
@@ -162,13 +177,9 @@ POLICY = Policy.from_config(replace(CONFIG, num_layers=2))
 
 def test_auto_is_a_loop_where_compilers_take_long():
     half, whole = Compute("bfloat16"), Compute("float32")
-    assert half.scans(8, "tpu") and whole.scans(36, "tpu") and whole.scans(8, "cpu")
-    for asked, layers, platform in (
-        (half, 7, "tpu"),
-        (half, 36, "gpu"),
-        (whole, 36, "cuda"),
-        (half, 36, "cpu"),
-    ):
+    assert half.scans(8, "tpu") and whole.scans(36, "cuda") and whole.scans(8, "cpu")
+    assert half.scans(8, "gpu")
+    for asked, layers, platform in ((half, 7, "tpu"), (whole, 7, "gpu"), (half, 36, "cpu")):
         assert not asked.scans(layers, platform)
         assert replace(asked, scan_layers="true").scans(layers, platform)
         assert not replace(asked, scan_layers="false").scans(layers, platform)
@@ -176,7 +187,7 @@ def test_auto_is_a_loop_where_compilers_take_long():
 
 @pytest.mark.parametrize(
     ("target", "option", "is_scanned"),
-    [("v5e:2x4", "auto", True), ("h100:8", "auto", False), ("h100:8", "true", True)],
+    [("v5e:2x4", "auto", True), ("h100:8", "auto", True), ("h100:8", "false", False)],
 )
 def test_shallow_models_of_a_plan_run_as_the_whole_one(target: str, option: Any, is_scanned: bool):
     config = RunConfig(scan_layers=option, compute_dtype="bfloat16")

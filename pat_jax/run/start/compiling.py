@@ -96,9 +96,9 @@ def compile_update(
     *,
     by_need: bool = False,
 ) -> str:
-    """Compiles the programs of the roles; with `by_need`, only the largest of the passes over
-    micro-batches. Returns a line on the memory of the largest program. Raises UserError if the
-    update does not fit a device, which has `limit` bytes."""
+    """Compiles the programs of the roles; with `by_need`, only the first passes over micro-batches.
+    Returns a line on the memory of the largest program. Raises UserError if the update does not fit
+    a device, which has `limit` bytes."""
     trainer = roles.policy
     for rows, length in trainer.largest:
         layout = trainer.layout
