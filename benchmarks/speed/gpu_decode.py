@@ -13,9 +13,10 @@ For each batch and context:
     host gap 1 - device / wall
 
 Bytes are those that must move in a step: each weight once, and the keys and values of each row's own
-tokens. They are held against the read bandwidth of the same device, measured in each round (a large
-array summed, and times a vector: the faster of both). A cell whose cache is more than the device has
-room for is left out and named.
+tokens. They are held against the bandwidth of the same device: that of its data sheet, and that of
+reading a large array (summed, times a vector, or copied: the fastest), measured in each round. A cell
+whose cache is more than the device has room for is left out and named. The file is written after each
+cell.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,7 @@ import numpy as np
 
 from benchmarks.report import machine, options, write
 from benchmarks.speed.engine_vs_peers import SMALL, draw
+from pat_jax.common.chips import chip_of
 from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
@@ -157,21 +160,22 @@ class Decoder:
 
 
 def read_bandwidth(num_bytes: int) -> float:
-    """Bytes a second that this device reads, the faster of two ways."""
+    """Bytes a second that this device moves, the fastest of three ways."""
     array, vector = jnp.ones((num_bytes // 2**14, 2**13), DTYPE), jnp.ones(2**13, DTYPE)
-    total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
-    reads: list[Callable[[], jax.Array]] = [
-        lambda: total(array),
-        lambda: product(array, vector),
+    total, dot, copy = jax.jit(jnp.sum), jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
+    ways: list[tuple[int, Callable[[], jax.Array]]] = [
+        (array.nbytes, lambda: total(array)),
+        (array.nbytes, lambda: dot(array, vector)),
+        (2 * array.nbytes, lambda: copy(array)),  # read and written
     ]
-    seconds = []
-    for read in reads:
-        jax.block_until_ready(read())
+    found = []
+    for moved, run in ways:
+        jax.block_until_ready(run())
         for _ in range(5):
             start = time.perf_counter()
-            jax.block_until_ready(read())
-            seconds.append(time.perf_counter() - start)
-    return array.nbytes / min(seconds)
+            jax.block_until_ready(run())
+            found.append(moved / (time.perf_counter() - start))
+    return max(found)
 
 
 def measure(
@@ -188,6 +192,8 @@ def measure(
         if nth:  # the first round warms up
             found.append((device, wall, prefill, bandwidth, cell.step_bytes / device / bandwidth))
     device, wall, prefill, bandwidth, share = map(statistics.median, zip(*found, strict=True))
+    chip = chip_of(devices[0].device_kind)
+    of_sheet = {"of_data_sheet": cell.step_bytes / device / chip.memory_bytes_s} if chip else {}
     return {
         "device_step_ms": 1e3 * device,
         "wall_step_ms": 1e3 * wall,
@@ -196,6 +202,7 @@ def measure(
         "step_gb": cell.step_bytes / 1e9,
         "bandwidth_gb_s": bandwidth / 1e9,
         "of_bandwidth": share,
+        **of_sheet,
         "prefill_tokens_per_s": cell.rows * (cell.context - 1) / prefill,
         "rounds": rounds,
     }
@@ -211,12 +218,17 @@ def cells_of(args: argparse.Namespace) -> list[Cell]:
     else:
         shapes = {name: preset(name) for name in args.models}
         rows, contexts = args.batches, args.contexts
+    sizes = args.cells or [*product(rows, contexts)]
     return [
         Cell(name, config, n, context, 16 if args.small else 64, args.bursts)
         for name, config in shapes.items()
-        for n in rows
-        for context in contexts
+        for n, context in sizes
     ]
+
+
+def _cell(text: str) -> tuple[int, int]:
+    rows, context = map(int, text.split("x"))
+    return rows, context
 
 
 def parse() -> argparse.Namespace:
@@ -224,6 +236,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-14b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024, 8192])
+    cells = "rows and contexts, such as 64x1024, in place of --batches and --contexts"
+    parser.add_argument("--cells", nargs="+", type=_cell, default=[], help=cells)
     parser.add_argument("--bursts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", type=float, default=141, help="GB of the device")
@@ -240,17 +254,17 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     devices = configure(1)
     about, results = machine(devices), {}
+    left = [name_of(cell) for cell in left_out]
     for model in models:
         mine = [cell for cell in cells if cell.model == model]
         params = Policy.from_config(mine[0].config).init(0, dtype=DTYPE)
         for cell in mine:
-            found = measure(cell, devices, params, args.rounds, 2**28 if args.small else 2**32)
+            found = measure(cell, devices, params, args.rounds, 2**28 if args.small else 2**31)
             results[name_of(cell)] = found
             print(name_of(cell), {k: v for k, v in found.items() if k != "rounds"}, flush=True)
+            write(args.out, {"machine": about, "cells": results, "left_out": left})
         for leaf in jax.tree.leaves(params):
             leaf.delete()
-    left = [name_of(cell) for cell in left_out]
-    write(args.out, {"machine": about, "cells": results, "left_out": left})
 
 
 if __name__ == "__main__":
