@@ -33,7 +33,6 @@ from pat_jax.rl.data.arithmetic import ArithmeticProblems
 from pat_jax.rl.data.splits import Subset
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
-from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.files.folder import CONFIG_FILE, SAMPLES_FILE, options_of_run
@@ -226,7 +225,6 @@ def resume_from(meta: Any) -> None:
 
 def test_a_sound_history_is_read():
     resume_from(HISTORY)
-    resume_from({"lengths": HISTORY["lengths"]})  # of an early version
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,7 +253,7 @@ def test_a_wild_history(where: int, wild: str, gone: bool):
 )
 def test_a_wild_history_of_fine_tuning(drawn: object):
     with pytest.raises(UserError, match=r"/run/4/meta/metadata is not"), as_written(Path("/run/4")):
-        declared(Drawn.from_json({"drawn": drawn} if drawn != {} else {}))
+        Drawn.from_json({"drawn": drawn} if drawn != {} else {})
 
 
 @pytest.mark.parametrize(
