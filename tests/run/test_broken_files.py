@@ -25,8 +25,6 @@ from pat_jax.config.command_line import dump, parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import role_table
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
-from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.evaluation.folder import KeptResponses
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
@@ -34,7 +32,6 @@ from pat_jax.rl.data.splits import Subset
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
-from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.files.folder import CONFIG_FILE, SAMPLES_FILE, options_of_run
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
@@ -43,9 +40,6 @@ from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.roles.export import _written
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.sft.loop import Drawn
-from pat_jax.run.start.earlier_texts import as_bytes as earlier_bytes
-from pat_jax.run.start.earlier_texts import put_bytes
-from pat_jax.run.start.exit_head_state import of_bytes
 from pat_jax.run.start.init_state import _resumed
 from pat_jax.run.start.shaping import Shaping
 from pat_jax.run.start.totals import Totals
@@ -287,28 +281,6 @@ def test_samples(tmp_path_factory, where: int, wild: str):
         read_samples(folder)
     except UserError as error:
         assert str(path) in str(error)
-
-
-@SOME
-@given(where=ANYWHERE, wild=WILD)
-@example(where=0, wild=DEEP)
-def test_what_lies_beside_checkpoints(where: int, wild: str):
-    """Sealed again, as by somebody who means it."""
-    responses = EarlierResponses(1000, 100, BESIDE)
-    responses.put([1, 2], [np.array([3, 4], np.int32)])
-    body = earlier_bytes(responses, 5).partition(b"\n")[2]
-    line, _, tokens = body.partition(b"\n")
-    told = with_wild(json.loads(line), where, wild).encode()
-    found = EarlierResponses(1000, 100, BESIDE)
-    for call in (
-        lambda: put_bytes(sealed("earlier responses", told + b"\n" + tokens), 5, found),
-        lambda: of_bytes(sealed("exit head", told + b"\n" + tokens), 5),
-        lambda: of_bytes(sealed("exit head", b'{"layer": 5}\n' + told), 5),
-    ):
-        try:
-            call()
-        except ValueError as error:
-            assert len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/full")])
