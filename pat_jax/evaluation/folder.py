@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from filelock import BaseFileLock
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import PatientFile, replace_text, whole_lines
+from pat_jax.common.hosts import wire
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
@@ -23,7 +23,7 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESPONSES_FILE, RESULTS_FILE
 from pat_jax.evaluation.results import EvaluationResults
-from pat_jax.run.checkpoints.journal import response_row
+from pat_jax.run.checkpoints.journal import completion_of, response_row
 from pat_jax.run.evaluation import Ask
 from pat_jax.run.files.folder import CONFIG_FILE, LOG_FILE, is_used, lock_folder, log_to
 from pat_jax.run.logging.completions import COMPLETIONS_FILE
@@ -80,19 +80,15 @@ class KeptResponses:
     def _read(self, number: int, line: bytes) -> tuple[int, tuple[int, int, Completion]]:
         try:
             row: Any = parse_json(line)
-            tokens = np.array(row["tokens"], np.int32)
-            is_truncated = bool(row["truncated"])
             place, checksum = int(row["place"]), int(row["request"])
-            if tokens.ndim != 1 or place < 0:
+            if place < 0:
                 raise ValueError
-        except (ValueError, TypeError, KeyError, OverflowError):
+            return place, (number, checksum, completion_of(row))
+        except (*wire.UNREADABLE, OverflowError):
             raise UserError(
                 f"{self.path}, line {number}, is no response of an evaluation: expected an object with "
-                "place, request, tokens and truncated; choose another --out."
+                "place, request and completion; choose another --out."
             ) from None
-        # NaN: the file has no log-probabilities, and an evaluation uses none.
-        nothing = np.full(len(tokens), np.nan, np.float32)
-        return place, (number, checksum, Completion(tokens, nothing, is_truncated))
 
 
 class EvaluationFolder:

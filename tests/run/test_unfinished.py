@@ -133,8 +133,8 @@ def test_lines_that_are_none_cost_nothing_but_themselves(tmp_path: Path):
     iterate(folders(tmp_path).iteration(0, POLICY))
     path = tmp_path / FOLDER / "iteration-0.jsonl"
     lines = path.read_text().splitlines()
-    short = lines[0].replace('"tokens": [', '"tokens": [7, ')  # one more than log-probabilities
-    path.write_text("\n".join(["{", "[]", '{"batch": 0}', short, *lines[1:]]) + "\n")
+    other = lines[0].replace("Completion", "Request")
+    path.write_text("\n".join(["{", "[]", '{"batch": 0}', other, *lines[1:]]) + "\n")
     assert len(iterate(folders(tmp_path).iteration(0, POLICY))[0].asked) == 1
 
 
@@ -234,9 +234,6 @@ def test_routes_are_read_as_they_were_written(lengths, shape, seed: int):
                     assert (routes.dtype, routes.shape) == (wanted.dtype, wanted.shape)
                     np.testing.assert_array_equal(routes, wanted)
         assert asked == list(range(len(lengths)))
-        assert ('"routes"' in (Path(folder) / FOLDER / "iteration-0.jsonl").read_text()) == (
-            shape is not None
-        )
 
 
 def test_a_rollout_has_the_routes_of_its_response():

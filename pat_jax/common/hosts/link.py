@@ -72,7 +72,7 @@ class Peer:
             raise OSError("what was received is of no process of this run")
         try:
             message = wire.of_bytes(written)
-        except (ValueError, TypeError, LookupError, AttributeError, ImportError) as error:
+        except wire.UNREADABLE as error:
             raise OSError(f"what was received cannot be read ({error})") from None
         self._heard = time.monotonic()
         return message

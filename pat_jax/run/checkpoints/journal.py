@@ -5,7 +5,6 @@ if its request is the same and the policy has the same bits. Knows requests, sco
 not know what generates, nor what scores.
 """
 
-import base64
 import logging
 import math
 import os
@@ -15,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from pat_jax.common.files import PatientFile, whole_lines
+from pat_jax.common.hosts import wire
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
@@ -26,8 +24,6 @@ from pat_jax.rl.rewards.weighted_sum import FunctionScores, Score
 from pat_jax.run.checkpoints.files import checkpoints_in
 
 FOLDER = "unfinished"  # in the run's folder, with a file for each iteration
-
-ROUTES = "<i2"  # how the numbers of experts are written
 log = logging.getLogger(__name__)
 Ask = Callable[[Sequence[int]], Iterator[tuple[int, Completion]]]
 Scores = dict[str, Score]  # of a response, by function
@@ -176,22 +172,24 @@ class Batch:
                 self.keep(place, one.name, score)
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
-        row = {"policy": self.iteration.policy, **response_row(request, done)}
-        row["logprobs"] = _text(done.logprobs)
-        if done.unfiltered_logprobs is not None:
-            row["unfiltered"] = _text(done.unfiltered_logprobs)
-        if done.routed_experts is not None:
-            row["routes"] = _text(done.routed_experts, ROUTES), done.routed_experts.shape[1:]
-        self._write_row(place, row)
+        self._write_row(place, {"policy": self.iteration.policy, **response_row(request, done)})
 
     def _write_row(self, place: int, row: dict[str, Any]) -> None:
         self.iteration.write({"batch": self.number, "place": place} | row)
 
 
 def response_row(request: Request, done: Completion) -> dict[str, Any]:
-    """Returns the JSON fields of a response, except for its log-probabilities and experts."""
-    tokens = done.tokens.tolist()
-    return {"request": request.checksum, "tokens": tokens, "truncated": done.is_truncated}
+    """Returns the JSON fields of a response."""
+    return {"request": request.checksum, "completion": wire.to_bytes(done).decode()}
+
+
+def completion_of(row: dict[str, Any]) -> Completion:
+    """Returns the completion in fields of `response_row`. Raises one of `wire.UNREADABLE` if there
+    is none."""
+    done = wire.of_bytes(row["completion"].encode())
+    if not isinstance(done, Completion):
+        raise TypeError(f"a {type(done).__name__} is no completion")
+    return done
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
@@ -205,32 +203,12 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedRes
             if "function" not in row:
                 found.pop(at, None)  # drawn anew since
                 if row["policy"] == policy:
-                    found[at] = SavedResponse(int(row["request"]), _completion(row), {})
+                    found[at] = SavedResponse(int(row["request"]), completion_of(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
-        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+        except (*wire.UNREADABLE, OverflowError) as error:
             log.warning("a line of an unfinished iteration is left out: %r", error)
     return found
-
-
-def _completion(row: dict[str, Any]) -> Completion:
-    tokens = np.array(row["tokens"], np.int32)
-    logprobs = _numbers(row["logprobs"])
-    unfiltered = _numbers(row["unfiltered"]) if "unfiltered" in row else None
-    for one in (logprobs, unfiltered):
-        if one is not None and one.shape != tokens.shape:
-            raise ValueError(f"{len(one)} log-probabilities of {len(tokens)} tokens")
-    routes = None
-    if "routes" in row:
-        text, shape = row["routes"]
-        routes = _numbers(text, ROUTES).reshape(-1, *map(int, shape))
-    return Completion(
-        tokens,
-        logprobs,
-        bool(row["truncated"]),
-        unfiltered_logprobs=unfiltered,
-        routed_experts=routes,
-    )
 
 
 def _score(row: dict[str, Any]) -> Score:
@@ -239,12 +217,3 @@ def _score(row: dict[str, Any]) -> Score:
     if value is None:
         return Failure(Cause.NONE, "returned None"), numbers
     return float(value), numbers
-
-
-def _text(numbers: np.ndarray, dtype: str = "<f4") -> str:
-    """Encodes the numbers bit for bit, in base64."""
-    return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
-
-
-def _numbers(text: str, dtype: str = "<f4") -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype).astype(dtype[1:])
