@@ -89,8 +89,7 @@ class SftRun:
         command = "reward_model" if self.lessons.HEAD == "scalar" else "sft"
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
-        notify = self.files.progress.print
-        self.skipped = NonFiniteSteps(self.files.folder, MOST_IN_A_ROW, notify)
+        self.skipped = NonFiniteSteps(MOST_IN_A_ROW, self.files.progress.print)
 
     def run(self) -> Position:
         """Runs to the end, and returns the final position."""
@@ -177,7 +176,7 @@ class SftRun:
             measured["train/padding_efficiency"] = batch.padding_efficiency
             measured |= self.describe(examples, clock.seconds["update"])
             measured |= drawn.metrics(len(setup.examples))
-            self.skipped.note(step, batch.mini_batches, result.applied)
+            self.skipped.note(step, result.applied)
             measured |= describe_memory(setup.devices)
             steps.write(step, measured)
             steps.end(step, measured)
