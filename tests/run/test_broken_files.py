@@ -20,19 +20,18 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.wire import to_bytes
 from pat_jax.common.json_text import parse_json
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import role_table
-from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
-from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.evaluation.folder import KeptResponses
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
 from pat_jax.rl.data.splits import Subset
 from pat_jax.run.checkpoints.files import MANIFEST, damage
-from pat_jax.run.checkpoints.journal import RolloutJournal, response_row
+from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
 from pat_jax.run.files.folder import CONFIG_FILE, SAMPLES_FILE, options_of_run
 from pat_jax.run.logging.page.run_page import run_page
@@ -62,10 +61,6 @@ JUNK = st.binary(max_size=200)
 def read_result(path: Path) -> None:
     with ResultFile(path, resume=True):
         pass
-
-
-def read_kept(path: Path) -> None:
-    KeptResponses(path).close()
 
 
 def read_unfinished(path: Path) -> None:
@@ -125,17 +120,20 @@ def read_note(path: Path) -> None:
 TRACE = RolloutTrace(
     (0.0, 1.0), (0, 4), (8, 2), ("dp2tp1", "dp1tp2"), 2.0, 9, (Move(4, 2, "dp2tp1", "dp1tp2", 0.1, 1, 0.1, "migrate", "x", 2, (2, 2), MovedBytes(9)),)
 )  # fmt: skip
-REQUEST = Request((5, 6), sequence_key(0, 0), 9)
 DONE = Completion(np.array([1, 2], np.int32), np.zeros(2, np.float32), is_truncated=False)
-KEPT = {"place": 0, **response_row(REQUEST, DONE)}
-UNFINISHED = {"batch": 0, "policy": 7, **KEPT}
+UNFINISHED = {
+    "batch": 0,
+    "place": 0,
+    "policy": 7,
+    "request": 5,
+    "completion": to_bytes(DONE).decode(),
+}
 META = {
     "fingerprint": {"a": 1},
     "meta": {"config": "model: tiny\ncompute_dtype: float32\n", "step": 4},
 }
 FILES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
     "results": (read_result, {"line": 1, "sample": 0, "text": "a"}, "\n"),
-    "kept responses": (read_kept, KEPT, "\n"),
     "unfinished": (read_unfinished, UNFINISHED, "\n"),
     "scores": (read_unfinished, {"batch": 0, "place": 1, "function": "f", "score": 1.0, "numbers": {"a": 1}}, "\n"),
     "metrics": (read_run, {"step": 1, "time": 3.0, "reward/mean": 0.5, "timing/rollout": 1.0}, "\n"),

@@ -1,4 +1,5 @@
-"""Keeps responses and their scores on disk until a checkpoint covers their iteration.
+"""Keeps responses and their scores on disk until a checkpoint covers their iteration, or until an
+evaluation has its results.
 
 A run that is resumed after a kill reads them instead of generating them again. A response is reused
 if its request is the same and the policy has the same bits. Knows requests, scores and files. Does
@@ -21,9 +22,8 @@ from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, Score
-from pat_jax.run.checkpoints.files import checkpoints_in
+from pat_jax.run.checkpoints.files import JOURNAL, checkpoints_in
 
-FOLDER = "unfinished"  # in the run's folder, with a file for each iteration
 log = logging.getLogger(__name__)
 Ask = Callable[[Sequence[int]], Iterator[tuple[int, Completion]]]
 Scores = dict[str, Score]  # of a response, by function
@@ -42,7 +42,7 @@ class RolloutJournal:
     """The journal of one run. Unless it `is_on`, nothing is written or read."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
-        self._folder = run / FOLDER
+        self._folder = run / JOURNAL  # with a file for each iteration
         self._checkpoints = checkpoints
         self._is_on = is_on
 
@@ -115,6 +115,9 @@ class Iteration:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._file is not None:
             with self._writes:
                 self._file.close()
@@ -172,20 +175,14 @@ class Batch:
                 self.keep(place, one.name, score)
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
-        self._write_row(place, {"policy": self.iteration.policy, **response_row(request, done)})
+        row = {"policy": self.iteration.policy, "request": request.checksum}
+        self._write_row(place, row | {"completion": wire.to_bytes(done).decode()})
 
     def _write_row(self, place: int, row: dict[str, Any]) -> None:
         self.iteration.write({"batch": self.number, "place": place} | row)
 
 
-def response_row(request: Request, done: Completion) -> dict[str, Any]:
-    """Returns the JSON fields of a response."""
-    return {"request": request.checksum, "completion": wire.to_bytes(done).decode()}
-
-
-def completion_of(row: dict[str, Any]) -> Completion:
-    """Returns the completion in fields of `response_row`. Raises one of `wire.UNREADABLE` if there
-    is none."""
+def _completion(row: dict[str, Any]) -> Completion:
     done = wire.of_bytes(row["completion"].encode())
     if not isinstance(done, Completion):
         raise TypeError(f"a {type(done).__name__} is no completion")
@@ -203,7 +200,7 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedRes
             if "function" not in row:
                 found.pop(at, None)  # drawn anew since
                 if row["policy"] == policy:
-                    found[at] = SavedResponse(int(row["request"]), completion_of(row), {})
+                    found[at] = SavedResponse(int(row["request"]), _completion(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
         except (*wire.UNREADABLE, OverflowError) as error:
