@@ -4,6 +4,7 @@ A run can do without them, as drafts change no token. Does not know what drafts 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -20,14 +21,14 @@ MOST_TOKENS = 2**24  # of responses and their prompts, 4 bytes each
 FOLDER = "earlier_responses"  # in the run's folder, with a file for each checkpoint
 
 
+@dataclass
 class EarlierIterations:
     """The earlier responses of one run, saved in `files`. `tokenizer` is a checksum of the meaning
-    of token ids; `empty` is the store that `put` fills."""
+    of token ids; `responses` is the store that `put` fills."""
 
-    def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
-        self._files = files
-        self._tokenizer = tokenizer
-        self.responses = empty
+    files: SideFiles
+    tokenizer: int
+    responses: EarlierResponses
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
         """Adds the responses of an iteration, truncated ones included."""
@@ -36,14 +37,14 @@ class EarlierIterations:
 
     def save(self, step: int) -> None:
         """Writes the responses, before the checkpoint of `step`."""
-        self._files.write(step, to_arrays(self.responses, self._tokenizer))
+        self.files.write(step, to_arrays(self.responses, self.tokenizer))
 
     def restore(self, step: int) -> str:
         """Restores the responses of the checkpoint of `step`. Returns "", or a sentence on why
         there are none."""
-        return self._files.restore(
+        return self.files.restore(
             step,
-            lambda arrays: put_arrays(arrays, self._tokenizer, self.responses),
+            lambda arrays: put_arrays(arrays, self.tokenizer, self.responses),
             "the responses of earlier iterations that drafts are copied from; the run gathers new ones, "
             "and nothing else is lost",
         )

@@ -5,6 +5,7 @@ Does not know how a head learns.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -24,12 +25,12 @@ _HEAD = ".params"  # the head's name among the leaves of a `TrainState`
 _LAYER = "layer"  # the number of layers before the head
 
 
+@dataclass
 class LearnedHead:
     """An exit head that a run trains, saved beside each of its checkpoints."""
 
-    def __init__(self, trainer: ExitHeadTrainer, files: SideFiles):
-        self.trainer = trainer
-        self._files = files
+    trainer: ExitHeadTrainer
+    files: SideFiles
 
     def save(self, step: int) -> None:
         """Writes the head's state, before the checkpoint of `step`. Skips it if a failed step has
@@ -37,14 +38,14 @@ class LearnedHead:
         if is_gone(self.trainer.state):
             return
         layer = {_LAYER: np.array(self.trainer.depth)}
-        self._files.write(step, layer | _named(self.trainer.state))
+        self.files.write(step, layer | _named(self.trainer.state))
 
     def restore(self, step: int) -> str:
         """Restores the head of the checkpoint of `step`. Returns "", or a sentence on why the head
         begins anew."""
         depth = self.trainer.depth
         lost = f"the head of the policy's first {depth} layers; it begins to learn anew, and nothing else is lost"
-        return self._files.restore(step, self._take, lost)
+        return self.files.restore(step, self._take, lost)
 
     def _take(self, arrays: Arrays) -> None:
         own = _named(self.trainer.state)
