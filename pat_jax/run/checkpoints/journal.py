@@ -88,22 +88,17 @@ class RolloutJournal:
                 path.unlink()
 
 
+@dataclass
 class Iteration:
     """The journal of one iteration, which may draw several batches."""
 
-    def __init__(
-        self,
-        policy: int,
-        before: dict[tuple[int, int], SavedResponse] | None = None,
-        file: PatientFile | None = None,
-    ):
-        self.policy = policy
-        self._before = before or {}
-        self._file = file
-        self._writes = threading.Lock()  # scores come from a thread of their own
+    policy: int
+    before: dict[tuple[int, int], SavedResponse] = field(default_factory=dict)
+    _file: PatientFile | None = None
+    _writes: threading.Lock = field(default_factory=threading.Lock)  # scores come from a thread
 
     def batch(self, number: int) -> "Batch":
-        before = {place: one for (batch, place), one in self._before.items() if batch == number}
+        before = {place: one for (batch, place), one in self.before.items() if batch == number}
         return Batch(number, self, before)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -58,11 +58,6 @@ class Saves:
             return str(error).removesuffix(".")
         return f"the policy after step {step} is saved"
 
-    def newest(self) -> str:
-        """Returns a clause about the newest checkpoint, for when there is nothing new to save."""
-        step = self.checkpoints.latest_step()
-        return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
-
     def on_disk(self) -> str:
         """Returns a clause about the newest complete checkpoint on disk. Looks at files only, so
         that it can be called at any moment."""

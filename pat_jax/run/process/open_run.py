@@ -147,7 +147,7 @@ class OpenRun:
         try:
             yield
         except Stopped as stop:
-            what = self._save_by(self.saves.stop) if self.whole else self.saves.newest()
+            what = self._save_by(self.saves.stop) if self.whole else self.saves.on_disk()
             self.checkpoints.close()
             self._notify_last(f"stopped by {stop.name}: {what}; {self._again}")
             raise
