@@ -99,13 +99,13 @@ def of_json(kind: type[Kind], content: Mapping[str, Any]) -> Kind:
 
 def _value(kind: Any, content: Any) -> Any:
     """Converts a value read from JSON to `kind`, the annotation of its field."""
-    origin = get_origin(kind) or kind
+    origin: Any = get_origin(kind) or kind
     parts = get_args(kind)
     if origin in (Union, UnionType):
         one, *_ = (part for part in parts if (part is NoneType) == (content is None))
         return _value(one, content)
     if is_dataclass(origin) or hasattr(origin, "_fields"):
-        return of_json(origin, content)
+        return of_json(origin, content)  # pyright: ignore[reportArgumentType]
     if origin is tuple and isinstance(content, list | tuple):
         kinds = parts[:1] * len(content) if parts[1:] == (...,) else parts
         return tuple(_value(each, x) for each, x in zip(kinds, content, strict=True))
