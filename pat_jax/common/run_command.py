@@ -119,8 +119,8 @@ def _has_no_reader(stream: TextIO) -> bool:
 
 
 def offer(function: Callable[..., Any], main: Callable[[], None]) -> None:
-    """Makes calls of the module that defines `function` call it, and `python -m` with the module run
-    `main`. The module then shows the function's signature and documentation."""
+    """Makes calls of the module that defines `function` call it, and `python -m MODULE`
+    run `main`. The module then shows the function's signature and documentation."""
     module = sys.modules[function.__module__]
     members = {"__call__": staticmethod(function), "__signature__": inspect.signature(function)}
     module.__class__ = type("CallableModule", (ModuleType,), members)

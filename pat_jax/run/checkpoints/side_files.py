@@ -1,7 +1,7 @@
 """Optional files beside a run's checkpoints: a resumed run uses them, but can do without.
 
-A file has a line with the checksum of the rest, which is an .npz archive. Knows arrays by name. Does
-not know what they are.
+A file has a line with the checksum of the rest, which is an .npz archive. Knows arrays by their
+names. Does not know what they are.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Ends a run after too many optimizer steps in a row that were skipped for a non-finite gradient."""
+"""Ends a run after too many skipped optimizer steps in a row: their gradients are not finite."""
 
 from collections.abc import Callable, Sequence
 

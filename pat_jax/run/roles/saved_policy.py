@@ -61,8 +61,8 @@ class SavedPolicy:
     @cached_property
     def _began(self) -> Mapping[str, str]:
         try:
-            options = yaml.safe_load(self.meta["config"])
-            found = {name: options[name] for name in ("model", "compute_dtype")}
+            options: Any = yaml.safe_load(self.meta["config"])
+            found: dict[str, Any] = {name: options[name] for name in ("model", "compute_dtype")}
         except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError):
             found = {"model": None}
         if not all(isinstance(value, str) for value in found.values()):

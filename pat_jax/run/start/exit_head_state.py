@@ -1,7 +1,7 @@
 """The exit head of a run, and its files beside the checkpoints.
 
-A file has the exit layer, and an array for each leaf of the training state. Knows options and files.
-Does not know how a head learns.
+A file has the exit layer, and an array for each leaf of the training state. Knows options and
+files. Does not know how a head learns.
 """
 
 from collections.abc import Sequence
