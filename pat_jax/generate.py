@@ -8,7 +8,7 @@ affected. A killed run continues with --resume. From Python, use `pat_jax.genera
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OUT = "results.jsonl"
 _OF_FILES = ("prompts", "out", "resume")
-_NO_FILES = "in a session: it belongs to files of prompts; give prompts to `generate`"
+_NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
 read = partial(parse, config_class=GenerateConfig, prog="python -m pat_jax.generate", presets=None)
 
 
@@ -108,7 +108,9 @@ def session(
     with in_one_sentence():
         saved, options = _of_run(run, options)
         asked = read(words(config, options, GenerateConfig, presets=None), prog="pat_jax.session")
-        asked.need_defaults(_OF_FILES, _NO_FILES)
+        for field in fields(asked):
+            if field.name in _OF_FILES and getattr(asked, field.name) != field.default:
+                raise OptionError(field.name, getattr(asked, field.name), _NO_FILES)
         return prepared(asked, saved).open()
 
 
