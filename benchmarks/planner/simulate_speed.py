@@ -21,7 +21,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig, PlannedRollout
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
@@ -34,15 +34,15 @@ TARGET, MODEL = "h100:8", "llama-3.1-8b"
 
 
 def machine_of(sequences: int, cap: int, target: Target) -> Machine:
-    config = PlanConfig(
-        model=MODEL,
+    model, platform = preset(MODEL), target.chip.platform
+    asked = PlanConfig(
         target=target.text,
         responses=sequences,
-        max_completion_length=cap,
+        rollout=PlannedRollout(max_completion_length=cap),
         speculation=SpeculationConfig("none"),
     )
-    model, platform = preset(MODEL), target.chip.platform
-    run = program_choice(config.run(target), num_layers=model.num_layers, platform=platform)
+    config, _ = asked.settled(model.max_position)
+    run = program_choice(config, num_layers=model.num_layers, platform=platform)
     build = by_arithmetic(Order.of(target, run, model, (2, 4)))
     costs = costs_of(build, None, "one-shot")
     return Machine.of(

@@ -28,7 +28,6 @@ def with_width(config: Run, devices: Sequence[Device]) -> Run:
         return config
     if (target := Target.of(devices)) is None:
         return config
-    responses = rollout.prompts_per_step * rollout.num_generations
-    width = settled_width(target, model, rollout, config.experts, responses)
+    width = settled_width(target, model, rollout, config.experts, rollout.num_responses)
     log.info("--rollout.expert_width is %d", width)
     return replace(config, rollout=replace(rollout, expert_width=width))

@@ -9,19 +9,18 @@ from pat_jax.common.bars import note
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.figure import Figure
-from pat_jax.common.rules import check_context
-from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
-from pat_jax.config.critic import REWARD_MODEL
+from pat_jax.config.critic import REWARD_MODEL, critic_source
 from pat_jax.config.programs import program_choice
 from pat_jax.config.role_table import CRITIC, TEACHER
 from pat_jax.engine.record.plot import draw_rollout, plot_rollout
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, shape_of
+from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import page, plan_text
-from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.report import PlanReport
@@ -75,12 +74,10 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     configure(0)
     question = question_of(config, command)
     config = question.options
-    target = question.build.order.target
-    run = config.run(target)
-    folder = check_run_dir(run.run_dir, is_resumed=run.resume)
+    folder = check_run_dir(config.run_dir, is_resumed=False)
     if config.compile:
-        installed(target)
-    lock = make_run_dir(run.run_dir, is_resumed=run.resume)
+        installed(question.build.order.target)
+    lock = make_run_dir(config.run_dir, is_resumed=False)
     try:
         replace_text(folder / CONFIG_FILE, dump(config))
         log_to(folder / "run.log")
@@ -96,46 +93,38 @@ def question_of(config: PlanConfig, command: str) -> Question:
     UserError if anything in the options is wrong."""
     target = Target.parse(config.target)
     model = model_of(config.model)
-    width = settled_width(target, model, config, config.experts, config.responses)
-    config = replace(config, expert_width=width)
-    if config.max_completion_length is None:
-        config = config.settled(model.max_position)
-        lengths = {"max_completion_length": (config.max_completion_length, LONGEST)}
-        if shorter := shortened(config.model, model.max_position, "", lengths):
-            note(shorter)
-    lengths_asked = {
-        "max_prompt_length": config.max_prompt_length,
-        "max_completion_length": config.max_completion_length,
-    }
-    check_context(lengths_asked, model.max_position, config.model)
+    config, shorter = config.settled(model.max_position)
+    if shorter:
+        note(shorter)
+    rollout = config.rollout
+    check_lengths(rollout, model, config.model)
+    width = settled_width(target, model, rollout, config.experts, rollout.num_responses)
+    config = replace(config, rollout=replace(rollout, expert_width=width))
     lengths = find_lengths(config.lengths)
-    longest = config.max_prompt_length + config.max_completion_length
+    platform = target.chip.platform
     drafter = drafter_of(
-        config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
+        config.speculation, model, platform, rollout.max_length, shape_of, folder=config.model
     )
     draft_model = drafter.policy and drafter.policy.config
     depths = DEPTHS[config.layers if has_equal_layers(model) else "all"]
     others = others_of(config, model)
-    run = program_choice(
-        config.run(target),
-        [*others],
-        num_layers=model.num_layers,
-        platform=target.chip.platform,
-    )
+    run = program_choice(config, [*others], num_layers=model.num_layers, platform=platform)
     order = settled(Order.of(target, run, model, depths, draft_model, others))
     check_room(order, config.model)
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
     costs = costs_of(build, profile, config.sums)
+    samples = rollout.num_generations
+    draw = config.draw(rollout.num_responses, rollout.max_completion_length, samples)
     return Question(
         command,
         config.model,
         build,
-        Series(config.draw(config.responses, config.max_completion_length), config.rollouts),
+        Series(draw, config.rollouts),
         lengths,
         costs,
         config,
-        config.draft_source(costs.drafts),
+        config.draft_source(costs.drafts, samples),
     )
 
 
@@ -146,12 +135,15 @@ def model_of(name: str, option: str = "model", head: Head = "vocab") -> ModelCon
 
 
 def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]:
-    """Returns the shapes of all roles except the policy and its reference, by name. Raises
-    UserError as `model_of` does."""
+    """Returns the shapes of all roles except the policy and its reference, by name; none if nothing
+    is trained. Raises UserError as `model_of` does."""
     others: dict[str, ModelConfig] = {}
-    scoring = [model_of(x.removeprefix(REWARD_MODEL), "reward", "scalar") for x in config.reward]
-    if config.has_critic:
-        name = config.critic_model
+    if not config.train:
+        return others
+    names = [x.removeprefix(REWARD_MODEL) for x in config.reward if x.startswith(REWARD_MODEL)]
+    scoring = [model_of(name, "reward", "scalar") for name in names]
+    if config.algorithm.has_critic:
+        name = critic_source(config.critic.model, config.reward, config.model)
         others[CRITIC] = model_of(name, "critic.model", "scalar") if name else policy
     for number, model in enumerate(scoring, 1):
         others[f"reward model {number}" if len(scoring) > 1 else "reward model"] = model

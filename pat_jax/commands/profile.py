@@ -92,7 +92,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
         rollout,
         device,
         DTYPES[config.compute_dtype],
-        capacity=rollout.prompts_per_step * rollout.num_generations,
+        capacity=rollout.num_responses,
         seed=config.seed,
         runs=config.runs,
         known=known and known.latency,

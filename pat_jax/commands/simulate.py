@@ -142,7 +142,7 @@ def _drafts(
             f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
             "option out."
         )
-    source = config.draft_source(drafts)
+    source = config.draft_source(drafts, config.num_generations)
     told = (*told, *(source.words(drafts.most) if source else ()))
     return replace(wanted, drafts=drafts), source, told
 
@@ -157,7 +157,8 @@ def answer(
     cap: int,
     host_us: float,
 ) -> Answer:
-    series = Series(config.draw(responses, cap), config.rollouts, config.growth)
+    draw = config.draw(responses, cap, config.num_generations)
+    series = Series(draw, config.rollouts, config.growth)
     numbers = drafter.drafts.num_draft_tokens
     what_if = WhatIf(
         responses,

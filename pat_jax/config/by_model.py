@@ -38,10 +38,12 @@ class KnownModel:
     platform: str  # of the devices, such as cpu
 
 
-def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
+def settled(
+    config: Options, model: KnownModel, usual: Lengths | None = None
+) -> tuple[Options, str]:
     """Returns the options with every `auto` settled that depends on the model. Also returns a note
-    if the model's context is too short for the usual lengths, else ""."""
-    usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
+    if the model's context is too short for the `usual` lengths (None: those of a run), else ""."""
+    usual = usual or (OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES)
     dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
     prompt = config.rollout.max_prompt_length
     response = config.rollout.max_completion_length

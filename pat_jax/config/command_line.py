@@ -6,7 +6,6 @@ they are explained is in `options/`; what an option means, in the configuration 
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,16 +14,15 @@ import yaml
 from pat_jax.common.bars import note
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import (
-    NONE_OF_MANY,
     Option,
     build,
+    every_option,
     named,
     options_of,
-    ordered_fields,
 )
 from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
-from pat_jax.common.options.names import meant, no_option, resolved, twice
+from pat_jax.common.options.names import no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.models.presets import PRESETS as SHAPES
@@ -66,6 +64,7 @@ def parse(
     default = config_class()
     own = list(options_of(default))
     options = named(own)
+    every = named(every_option(default))
     sources = _sources(presets)
     if asked := [i for i, word in enumerate(argv) if word in ("-h", "--help")]:
         page = "".join(word for word in argv[asked[0] + 1 :][:1] if not word.startswith("-"))
@@ -73,11 +72,11 @@ def parse(
         _answer(help_text(default, list(sources.values()), own, prog, page, lists))
     if "--version" in argv:
         _answer(f"pat_jax {__version__}")
-    settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, options, default)
+    settings, of_preset = _settings(list(_scan(argv, sources | options)), presets, every, default)
     if only is not None:
         settings = {name: one for name, one in settings.items() if name in only}
         of_preset = {name: one for name, one in of_preset.items() if name in only}
-    return _built(default, options, settings, of_preset)
+    return _built(default, every, settings, of_preset)
 
 
 def _built(
@@ -116,18 +115,18 @@ def _answer(text: str) -> NoReturn:
 
 
 def dump(config: Any) -> str:
-    """Returns a configuration as YAML. `--config` reads it back to an equal one."""
+    """Returns a configuration as YAML. `--config` reads it back to an equal one. Options that are
+    None are left out, as they are None if not given."""
+    found: dict[str, Any] = {}
+    for option in options_of(config):
+        *sections, name = option.name.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        if option.default is not None:
+            place[name] = option.default
     options: Any = {"sort_keys": False, "allow_unicode": True, "explicit_end": True}
-    return yaml.dump(_given(config), Dumper=_Dumper, **options)
-
-
-def _given(config: Any) -> dict[str, Any]:
-    """Returns the values of a configuration, sections last. Options that are None are left out, as
-    they are None if not given."""
-    values = {field.name: getattr(config, field.name) for field in ordered_fields(config)}
-    sections = {name: _given(value) for name, value in values.items() if is_dataclass(value)}
-    own = {name: value for name, value in values.items() if value is not None}
-    return {name: value for name, value in own.items() if name not in sections} | sections
+    return yaml.dump(found, Dumper=_Dumper, **options)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -201,7 +200,7 @@ def _settings(
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":
-            settings |= _read(text, options, config, words)
+            settings |= _read(text, options, config)
     words_set = {name: Setting(texts) for name, texts in words if name in options}
     settings |= expanded(words_set, options)
     if presets is None:
@@ -228,39 +227,9 @@ def _check_kinds(preset: str, model: str, presets: Sequence[str]) -> None:
         )
 
 
-def _read(
-    path: str,
-    options: Mapping[str, Option],
-    config: Any,
-    words: Sequence[tuple[str, Sequence[str]]],
-) -> dict[str, Setting]:
-    """Reads a YAML file of these options or, if `config` knows what they are for a training run
-    beside those that are given in `words`, of a run's."""
-    if not hasattr(config, "of_run"):
-        return expanded(read_yaml(Path(path), path, options), options)
-    of_runs = named(options_of(RunConfig()))
-    found = read_yaml(Path(path), path, {**of_runs, **options})
-    if found.keys() <= options.keys():
-        return expanded(found, options)
-    other = next(name for name in found if name not in options)
-    for name, one in found.items():
-        if name in options and not meant(name, of_runs):
-            raise UserError(
-                f"option --{name}{one.where} is not of a training run, as --{other} is: give it on "
-                "the command line, or in another --config file."
-            )
-    asked = expanded(read_yaml(Path(path), path, of_runs), of_runs)
-    run = _built(RunConfig(), of_runs, asked, {})
-    given = {name: options[name].convert(texts) for name, texts in words if name in options}
-    try:
-        values = config.of_run(run, given).items()
-    except OptionError as error:
-        place = asked.get(error.name, Setting([])).where
-        raise OptionError(error.name, error.value, error.expected, place) from None
-    where = f" in {path}"
-    return {name: Setting(_texts(value), where) for name, value in values if value is not None}
-
-
-def _texts(value: Any) -> list[str]:
-    texts = [str(each) for each in (value if isinstance(value, tuple) else [value])]
-    return texts or [NONE_OF_MANY]
+def _read(path: str, options: Mapping[str, Option], config: Any) -> dict[str, Setting]:
+    """Reads a YAML file of these options, or of those of the run that `config` plans."""
+    found = read_yaml(Path(path), path, options)
+    if not found.keys() <= named(options_of(config)).keys():
+        found = config.of_run(found)
+    return expanded(found, options)

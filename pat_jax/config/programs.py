@@ -54,8 +54,8 @@ def program_choice(
       num_layers: layers of the whole policy; decides whether shallower copies run as a loop.
       platform: `jax.Device.platform` of the devices.
     """
-    names = "rollout algorithm optimizer lora speculation roles critic teacher train remat model"
-    kept = {name: getattr(run, name) for name in f"{names} fsdp_size experts".split()}
+    names = "rollout algorithm optimizer lora speculation roles critic teacher reward train remat"
+    kept = {name: getattr(run, name) for name in f"{names} model fsdp_size experts".split()}
     scans = "true" if run.compute.scans(num_layers, platform) else "false"
     run = RunConfig(**kept, compute_dtype=run.compute_dtype, scan_layers=scans)
     dtype = settled_dtype("auto", platform, is_checkpoint=True)

@@ -17,7 +17,10 @@ from pat_jax.common.rules import (
 from pat_jax.config.critic import REWARD_MODEL
 
 _SMALLEST, _LARGEST = 1e-6, 1e6  # bounds of the size of a weight other than 0
-SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
+SOME: Rule = (
+    lambda names: names != () and all(name.removeprefix(REWARD_MODEL) for name in names),
+    GIVEN[1],
+)
 
 
 @dataclass(frozen=True)

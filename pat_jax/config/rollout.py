@@ -116,6 +116,11 @@ class RolloutConfig(SamplingOptions, EngineSizes):
         return 0
 
     @property
+    def num_responses(self) -> int:
+        """The number of responses in one iteration."""
+        return self.prompts_per_step * self.num_generations
+
+    @property
     def max_length(self) -> int:
         """The number of tokens of the longest prompt and the longest response together."""
         return self.max_prompt_length + self.max_completion_length
@@ -124,7 +129,7 @@ class RolloutConfig(SamplingOptions, EngineSizes):
         super().__post_init__()
         self.need(
             "num_generations",
-            self.prompts_per_step * self.num_generations <= MOST_RESPONSES,
+            self.num_responses <= MOST_RESPONSES,
             f"at most {MOST_RESPONSES:,} responses of all --rollout.prompts_per_step "
             f"({self.prompts_per_step}) together",
         )

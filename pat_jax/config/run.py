@@ -285,7 +285,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
 
     def _check_horizon(self) -> None:
         """Raises OptionError if one iteration could change the sign of an adaptive beta."""
-        responses = self.rollout.prompts_per_step * self.rollout.num_generations
+        responses = self.rollout.num_responses
         self.need(
             "algorithm.kl_horizon",
             not self.algorithm.kl_target or 5 * self.algorithm.kl_horizon > responses,

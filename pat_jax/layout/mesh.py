@@ -73,7 +73,6 @@ class ExpertSplit(NamedTuple):
 
     parallel: int = 0  # number of parts of the experts; 0: as many devices of a host as divide them
     width: int = 1  # number of devices that share the width of one expert
-    section: str = "rollout."  # prefix of both options' names on the command line
 
 
 def expert_axes(
@@ -101,7 +100,7 @@ def expert_axes(
     widths = sorted({b for a, b in runs if asked.parallel in (0, a)} | {1})
     require(
         asked.width in widths,
-        f"{asked.section}expert_width",
+        "rollout.expert_width",
         asked.width,
         f"of {len(devices)} devices and {kind} one of {', '.join(map(str, widths))}",
     )
@@ -109,7 +108,7 @@ def expert_axes(
     inside = len(_hosts(devices)[0]) // asked.width
     require(
         asked.parallel in (0, *parallel),
-        f"{asked.section}expert_parallel",
+        "rollout.expert_parallel",
         asked.parallel,
         f"0, or of {len(devices)} devices and {kind} one of {', '.join(map(str, parallel))}",
     )

@@ -99,7 +99,7 @@ def compared(
     growth = 1.0
     if isinstance(planner, CostModelPlanner):
         # Replicas are independent, so half of them take as long as all would with twice the sequences.
-        count = config.rollout.prompts_per_step * config.rollout.num_generations
+        count = config.rollout.num_responses
         loads = (full_load(config.rollout, n) for n in (count, 2 * count))
         whole_s, half_s = map(planner.rollout_s, loads)
         growth = half_s / whole_s

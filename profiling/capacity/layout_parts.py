@@ -34,7 +34,7 @@ def memory_of(
     for program in running:
         beside[program.split] = max(beside[program.split], program.taken_bytes)
     longest = np.array(rollout.max_length - 1)
-    sequences = rollout.prompts_per_step * rollout.num_generations
+    sequences = rollout.num_responses
     layouts = []
     for split in build.layouts:
         pages = split.dp * (memory.pages[split] - 1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, RESPONSES, SEED, TOKENS, positive
+from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, SEED, TOKENS, positive
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import PRIOR_GENERATED
@@ -24,20 +24,14 @@ class ReplayOptions(Options):
     probability is built in."""
     length_scale: float = option(1.0, positive(1000))
     """Factor by which all response lengths of --lengths are multiplied."""
-    num_generations: int = option(8, RESPONSES)
-    """Number of responses to each prompt; their lengths are correlated."""
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
     """Correlation of the lengths of two responses to one prompt, in a Gaussian copula; 0 makes the
     lengths independent."""
     prompt_tokens: int = option(256, TOKENS)
     """Number of tokens in every prompt, if the file of --lengths has no prompt lengths. In `plan`
-    it is at most --max_prompt_length."""
+    prompts have at most --rollout.max_prompt_length tokens."""
     seed: int = option(0, SEED)
     """Random seed of the rollouts."""
-    burst_steps: int = option(256, TOKENS)
-    """Maximum number of decode steps in one burst. After each burst the planner plans again."""
-    check_every: int = option(16, TOKENS)
-    """Decode steps between two checks, on the device, of whether a burst should end early."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
@@ -49,16 +43,16 @@ class ReplayOptions(Options):
             "early_exit:LAYER, or leave it out",
         )
 
-    def draw(self, responses: int, cap: int) -> Draw:
-        """Returns how to draw the `responses` of a rollout, each cut at `cap` tokens."""
-        samples = self.num_generations
+    def draw(self, responses: int, cap: int, samples: int) -> Draw:
+        """Returns how to draw the `responses` of a rollout, `samples` to each prompt, each cut at
+        `cap` tokens."""
         scale = self.length_scale
         return Draw(responses, cap, samples, self.correlation, scale, self.prompt_tokens, self.seed)
 
-    def draft_source(self, drafts: Drafts) -> DraftSource | None:
+    def draft_source(self, drafts: Drafts, samples: int) -> DraftSource | None:
         """Returns the source of drafts in the requested rollouts, or None without drafts."""
         if not drafts.num_draft_tokens:
             return None
         if drafts.is_generated:
             return DraftSource.generated(self.speculation.source, self.draft_acceptance)
-        return DraftSource.built_in(drafts, self.num_generations)
+        return DraftSource.built_in(drafts, samples)

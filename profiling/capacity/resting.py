@@ -32,7 +32,7 @@ def settled(order: Order) -> Order:
     if run.rest != "auto":
         return order
     here, away = with_rest(order, "device"), with_rest(order, "host")
-    sequences = run.rollout.prompts_per_step * run.rollout.num_generations
+    sequences = run.rollout.num_responses
     if not run.trains or (room := by_arithmetic(here).whole_sequences) >= sequences:
         return here
     more = by_arithmetic(away).whole_sequences

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from pat_jax.common.options.declared import option
-from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule
+from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, RESPONSES, ROLLOUTS, TOKENS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
 MOST_GROWTH = 20  # of the logarithm of lengths, over all rollouts
@@ -43,6 +43,8 @@ class SimulateConfig(ReplayOptions):
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
     """Maximum response length in tokens, at which a response is cut; one or several, separated by
     commas."""
+    num_generations: int = option(8, RESPONSES)
+    """Number of responses to each prompt; their lengths are correlated."""
     host_us: str = option("0", listed(NUMBER, 10**6, "numbers"))
     """Microseconds that the host takes in each decode step for each running sequence, in addition
     to what was measured; one or several, separated by commas."""
@@ -51,6 +53,10 @@ class SimulateConfig(ReplayOptions):
     pages wait or are preempted. With 0, there are enough pages for every sequence."""
     rollouts: int = option(1, ROLLOUTS)
     """Number of rollouts that follow one another; the planner learns from each."""
+    burst_steps: int = option(256, TOKENS)
+    """Maximum number of decode steps in one burst. After each burst the planner plans again."""
+    check_every: int = option(16, TOKENS)
+    """Decode steps between two checks, on the device, of whether a burst should end early."""
     growth: float = 0.0
     """Growth of the logarithm of response lengths from one rollout to the next; 0.02 doubles the
     lengths in 35 rollouts."""

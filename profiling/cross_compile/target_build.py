@@ -131,7 +131,7 @@ class TargetBuild:
         return layout_chain(
             factored_mesh(self.devices),
             self.order.model,
-            experts=ExpertSplit(ways, width, section=""),
+            experts=ExpertSplit(ways, width),
             fsdp_size=run.fsdp_size,
         )
 
@@ -145,8 +145,7 @@ class TargetBuild:
 
     @property
     def capacity(self) -> int:
-        rollout = self.order.run.rollout
-        return rollout.prompts_per_step * rollout.num_generations
+        return self.order.run.rollout.num_responses
 
     @property
     def limit(self) -> float:

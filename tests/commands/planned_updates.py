@@ -33,14 +33,16 @@ def made(options: str = "", programs: Programs = ()) -> PlanReport:
 
 
 def updating(config: PlanConfig, programs: Programs = ()) -> PlannedUpdate:
-    return PlannedUpdate(plan.question_of(config, "").build, programs, config.memory_options)
+    question = plan.question_of(config, "")
+    return PlannedUpdate(question.build, programs, question.options.memory_options)
 
 
 @cache
 def alone(options: str = "", programs: Programs = (), model: str = "tiny") -> Update:
     """Of one rollout, without its replay."""
     config = replace(config_of(options), model=model)
-    updates, draw = updating(config, programs), Draw(config.responses, config.max_completion_length)
+    updates, rollout = updating(config, programs), config.rollout
+    draw = Draw(rollout.num_responses, rollout.max_completion_length)
     workload = ResponseLengths.built_in("reasoning").draw(draw)
     return updates.of([workload], next(iter(updates.built.layouts)))
 

@@ -130,10 +130,11 @@ def test_a_run_that_is_none(value):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=named)
-def test_a_path_that_is_none(name: str):
+def test_a_path_that_is_none(name: str, monkeypatch):
+    monkeypatch.setattr("pat_jax.commands.plan.configure", lambda *_: None)
     refused(lambda: pat_jax.train(name + ".yaml"))
     refused(lambda: pat_jax.simulate(profile=name))
-    refused(lambda: pat_jax.plan(lengths=name or " ", model="tiny", max_prompt_length=8))
+    refused(lambda: pat_jax.plan(lengths=name or " ", model="tiny"))
 
 
 @pytest.mark.parametrize(

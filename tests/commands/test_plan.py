@@ -226,11 +226,14 @@ def test_words_of_others_are_no_markup():
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
         ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
         (
-            "--model qwen3-8b --target h100:8 --max_completion_length 40000",
+            "--model qwen3-8b --max_prompt_length 1024 --max_completion_length 40000",
             "is 1024 + 40000 = 41024: expected at most the 40960 tokens of the context of 'qwen3-8b' "
-            "(max_position_embeddings in a checkpoint's config.json); take --max_completion_length 39936.",
+            "(max_position_embeddings in a checkpoint's config.json); take --rollout.max_completion_length 39936.",
         ),
-        ("--model tiny --target h100:8 --max_prompt_length 4096", "lower both, --max_prompt"),
+        (
+            "--model tiny --target h100:8 --max_prompt_length 4096",
+            "lower both, --rollout.max_prompt",
+        ),
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )
@@ -295,11 +298,10 @@ def eight(kind: str = "NVIDIA H100 80GB HBM3") -> Sequence[Device]:
 def test_a_run_divides_experts_as_its_plan_does():
     asked = "--model qwen3-30b-a3b --rollout.prompts_per_step 16 --algorithm.mini_batch_size 16"
     config = parse([*asked.split(), "--rollout.max_completion_length", "4096"])
-    options = {"target": "h100:8", "responses": 128, "max_completion_length": 4096}
-    plan = PlanConfig(model="qwen3-30b-a3b", train=False, **options)
-    question = question_of(plan, "")
+    asked = "--model qwen3-30b-a3b --train false --responses 128 --max_completion_length 4096"
+    question = question_of(parse(asked.split(), PlanConfig, presets=None), "")
     width = with_width(config, eight()).rollout.expert_width
-    assert width == question.options.expert_width == 8
+    assert width == question.options.rollout.expert_width == 8
     assert any("--expert_width is 8" in note for note in question.costs.notes)
     assert with_width(config, eight("cpu")).rollout.expert_width is None
     pinned = replace(config, rollout=replace(config.rollout, expert_width=2))

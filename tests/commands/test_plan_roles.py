@@ -97,7 +97,7 @@ def adapter_bytes(model: ModelConfig, rank: int, devices: int) -> float:
     return 4 * (model.num_layers * rank * of_layer + model.embed_dim)
 
 
-@pytest.mark.parametrize(("more", "own"), [("", 1), (" --lora_rank 8", 0)])
+@pytest.mark.parametrize(("more", "own"), [("", 1), (" --lora.rank 8", 0)])
 def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, own: int):
     """In bytes of a device, by hand: the base in bfloat16, adapters, moments and gradients in
     float32."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from planned_updates import alone, config_of, made, seen_on_page
 
+from pat_jax.commands.plan import question_of
 from pat_jax.common.errors import UserError
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import plan_text
@@ -87,7 +88,7 @@ def test_memory_is_the_sum_of_its_parts():
 
 def test_the_experts_of_a_layer_lie_together_and_so_do_their_gradients():
     """Eight, of three matrices of 16 x 32, in two bytes: on each device all of them."""
-    full, adapters = (alone(lora, model="tiny-moe").memory for lora in ("", "--lora_rank 2"))
+    full, adapters = (alone(lora, model="tiny-moe").memory for lora in ("", "--lora.rank 2"))
     inputs, experts = 3 * 4096 * 32 * 2, 8 * 3 * 16 * 32 * 2
     assert full.is_least and full.temporaries == full.gradients + inputs + 2 * experts
     assert adapters.temporaries == adapters.gradients + inputs + experts
@@ -122,7 +123,11 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
         assert output == [] and "it fits." in plan_text(report)
         return
     assert len(output) == 1 and output[0].startswith(words)
-    advice = "take --remat full", "lower --tokens_per_micro_batch (65536)", "use more devices"
+    advice = (
+        "take --remat full",
+        "lower --algorithm.tokens_per_micro_batch (65536)",
+        "use more devices",
+    )
     assert all(words in output[0] for words in advice)
     assert f"Warning: {output[0]}" in plan_text(report) and output[0] in seen_on_page(report)
     assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
@@ -185,6 +190,8 @@ def test_weights_go_where_the_rollout_begins_and_nowhere_else():
 
 
 def test_nothing_is_said_of_an_update_where_nothing_is_trained():
+    others = "--algorithm ppo --beta 0.1 --critic.model tiny --reward model:tiny math"
+    assert question_of(config_of(f"--train false {others}"), "").build.order.others == {}
     report = made("--train false")
     assert report.update is None and report.iterations == []
     assert json.loads(report.to_json())["update"] is None
@@ -195,22 +202,22 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--mini_batch_size 3", "is 3: expected 0 or a divisor of the prompts of a rollout (8)"),
-        ("--train false --beta 0.1", "option --beta is 0.1: expected 0 with --train false"),
-        ("--train false --mini_batch_size 4", "option --mini_batch_size is 4: expected 0 with"),
-        ("--train false --optimizer.offload true", "is True: expected false with --train false"),
-        ("--train false --optimizer.weight_dtype bfloat16", "expected float32 with --train false"),
-        ("--beta -1", "option --beta is -1"),
-        ("--critic.model tiny", "expected nothing with --algorithm.name grpo, which has no critic"),
-        ("--critic.lora.rank 4", "expected 0 with --algorithm.name grpo, which has no critic"),
-        ("--reward length", "expected model: and the name of a reward model"),
-        ("--reward model:", "expected model: and the name of a reward model"),
-        ("--train false --algorithm.name ppo", "expected grpo with --train false"),
-        ("--train false --roles.rest host", "expected auto with --train false"),
-        ("--train false --teacher.model tiny", "expected nothing with --train false"),
-        ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
-        ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
+        ("--mini_batch_size 3", "is 3: expected a divisor of --rollout.prompts_per_step (8)"),
+        ("--responses 12", "option --responses is 12: expected a multiple of"),
+        ("--prompts_per_step 16384 --responses auto", "is 16384: expected at most 8,192 with"),
+        ("--beta -1", "option --algorithm.beta is -1"),
+        ("--critic.model tiny", "with --algorithm.baseline group, which has no critic"),
+        ("--critic.lora.rank 4", "with --algorithm.baseline group, which has no critic"),
+        ("--reward model:", "option --reward is 'model:': expected a value"),
+        ("--train false --teacher.model tiny", "expected nothing unless --train is true"),
+        ("--train false --rank 4", "option --lora.rank is 4: expected 0 with --train false"),
+        ("--teacher.model tiny", "expected nothing unless --train is true and"),
+        ("--algorithm.name distill", "expected a model that teaches"),
         ("--teacher.top_k 8", "expected 0 without a teacher"),
+        ("--lora.adapter mine", "expected --lora.rank beside it, as a plan does not read"),
+        ("--layout dp2tp4", "option --layout"),
+        ("--gamma 0.9", "option --gamma"),
+        ("--steps 5", "option --steps"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):

@@ -120,7 +120,7 @@ def test_a_warm_up_may_be_the_whole_run_and_says_nothing_where_nothing_is_traine
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
 # Things apart, though a neighbour has one word for both: a step or a call, the arithmetic of a run or of
 # another model in it.
-APART = ({"compute_dtype", "dtype"}, {"batch", "batch_size"}, {"lora_rank", "rank"})
+APART = ({"compute_dtype", "dtype"}, {"batch", "batch_size"})
 
 
 def leaf(name: str) -> str:

@@ -11,7 +11,6 @@ from pat_jax.common.options.declared import options_of
 from pat_jax.config import command_line as cli
 from pat_jax.config.from_python import words
 from pat_jax.config.run import RunConfig
-from pat_jax.profiling.capacity.plan_config import PlanConfig
 
 OTHERS = ("reward_model.max_length", "teacher.top_k", "critic.lora.rank")  # others mean the policy
 # What users of other projects type, and what it is here.
@@ -101,8 +100,6 @@ def test_where_it_would_be_a_guess_the_candidates_are_named(yaml_file):
 
 
 def test_what_others_mean_otherwise_is_answered(yaml_file):
-    with pytest.raises(UserError, match=r"--rank: did you mean --lora_rank"):
-        cli.parse(["--rank", "8"], PlanConfig, presets=None)
     assert "--rollout.max_prompt_length" in refused("--max_length", "512")
     assert "line 1" in refused("--config", yaml_file("max_length: 512\n"))
 

@@ -105,9 +105,11 @@ def test_examples_are_as_long_as_the_context_allows():
 
 def test_a_plan_has_no_longer_responses_than_the_model():
     asked = PlanConfig(model="m")
-    assert asked.settled(131_072).max_completion_length == 24_576
-    assert asked.settled(2048).max_completion_length == 1024
-    assert replace(asked, max_completion_length=7).settled(2048).max_completion_length == 7
+    for context, lengths in ((131_072, (1024, 24_576)), (4096, (1024, 3072)), (600, (300, 300))):
+        rollout = asked.settled(context)[0].rollout
+        assert (rollout.max_prompt_length, rollout.max_completion_length) == lengths
+    short = replace(asked, rollout=replace(asked.rollout, max_completion_length=7))
+    assert short.settled(2048)[0].rollout.max_completion_length == 7
 
 
 def read(config: Config = None, **options):

@@ -61,8 +61,3 @@ def refused(**options: object) -> str:
 )
 def test_a_name_that_is_none_is_answered_with_arguments(options: dict, words: str):
     assert words in refused(**options)
-
-
-def test_a_run_s_sections_are_answered_for_a_plan():
-    with pytest.raises(UserError, match=r"did you mean num_generations=8\?"):
-        pat_jax.plan({"rollout": {"num_generations": 8}})

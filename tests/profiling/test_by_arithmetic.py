@@ -32,10 +32,12 @@ KV_BYTES = {"llama-3.1-8b": 128 * 1024, "qwen3-14b": 160 * 1024}  # of a token, 
 
 
 def order(model: str = "llama-3.1-8b", target: str = "h100:8", layers: int = 0, **options) -> Order:
-    config = PlanConfig(model=model, target=target, **options).settled(preset(model).max_position)
     machine, shape = Target.parse(target), preset(model)
+    asked = {"model": model, "target": target, **options}
+    words = [f"--{name}={value}" for name, value in asked.items()]
+    config, _ = parse(words, PlanConfig, presets=None).settled(shape.max_position)
     shape = replace(shape, num_layers=layers or shape.num_layers)
-    return order_of(machine, config.run(machine), shape, (2, 4))
+    return order_of(machine, config, shape, (2, 4))
 
 
 @pytest.mark.parametrize("model", PARAMETERS)
@@ -64,7 +66,7 @@ def test_adapters_are_trained_on_a_base_of_two_bytes():
     rank, embed, layers = 16, 4096, 32
     outside = 4096 + 1024 + 1024 + 4096 + 3 * 14_336  # queries, keys, values, output, MLP
     adapters = layers * rank * (7 * embed // 8 + outside)
-    needs = needs_of(order(lora_rank=rank))
+    needs = needs_of(order(rank=rank))
     base = 2 * PARAMETERS["llama-3.1-8b"] / 8
     assert needs.resident == pytest.approx(base + 3 * 4 * adapters, rel=0.01)
     assert needs.resident < 0.3 * needs_of(order()).resident

@@ -58,9 +58,9 @@ def composer_of(text: str, model: ModelConfig = SMALL) -> Composer:
 
 
 def planned(model: str, target: str) -> Order:
-    config = PlanConfig(model=model, target=target).settled(preset(model).max_position)
+    config, _ = PlanConfig(target=target).settled(preset(model).max_position)
     machine = Target.parse(target)
-    return order_of(machine, config.run(machine), preset(model), (2, 4))
+    return order_of(machine, config, preset(model), (2, 4))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 64])

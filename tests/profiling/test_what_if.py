@@ -64,8 +64,8 @@ def test_the_machine_has_the_buckets_that_are_needed():
 
 
 TARGET, SMALL = Target.parse("h100:8"), preset("qwen3-0.6b")
-ASKED = PlanConfig(model="qwen3-0.6b", max_completion_length=24_576)
-BUILD = by_arithmetic(order_of(TARGET, ASKED.run(TARGET), SMALL, (2, 4)))
+ASKED, _ = PlanConfig().settled(SMALL.max_position)
+BUILD = by_arithmetic(order_of(TARGET, ASKED, SMALL, (2, 4)))
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(SMALL), "bfloat16", "0.10.2")
 
 

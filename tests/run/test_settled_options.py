@@ -135,6 +135,6 @@ def test_a_plan_of_a_small_context_is_made_and_recorded(folder: Path, tmp_path: 
     options = ["--model", str(folder / "model"), *words.split(), "--compile", "false"]
     options += ["--run_dir", str(tmp_path / "plan")]
     plan.made_plan(parse(options, PlanConfig, presets=None), "the command")
-    assert "--max_completion_length is 412 in place of 24,576" in capsys.readouterr().err
+    assert "max_completion_length is 412 in place of 24,576" in capsys.readouterr().err
     recorded = parse(["--config", str(tmp_path / "plan/config.yaml")], PlanConfig, presets=None)
-    assert recorded.max_completion_length == 412
+    assert recorded.rollout.max_completion_length == 412

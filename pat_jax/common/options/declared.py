@@ -9,12 +9,13 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 from pat_jax.common.rules import OptionError, Rule
 
@@ -53,6 +54,7 @@ class Options:
     """
 
     SECTION = ""  # prefix of the names of the options, such as "rollout."
+    READ: ClassVar[str] = "*"  # patterns of the names that a command offers; it may inherit others
 
     def __post_init__(self):
         """Raises OptionError if a value breaks the rule of its field."""
@@ -175,10 +177,22 @@ class Option:
             raise OptionError(self.name, text, "text without a NUL character")
 
 
-def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
+def is_among(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def options_of(config: Any) -> Iterator[Option]:
+    """Yields the options that a command offers, in the order of `every_option`."""
+    offered = config.READ.split()
+    return (option for option in every_option(config) if is_among(option.name, offered))
+
+
+def every_option(config: Any, prefix: str = "") -> Iterator[Option]:
     """Yields every option of a configuration: its own first, then those of each section."""
     hints, texts = get_type_hints(type(config)), _field_texts(type(config))
-    values = {field: getattr(config, field.name) for field in ordered_fields(config)}
+    names = [name for base in type(config).__mro__ for name in inspect.get_annotations(base)]
+    ordered = sorted(fields(config), key=lambda field: names.index(field.name))
+    values = {field: getattr(config, field.name) for field in ordered}
     for field, value in values.items():
         name = field.name
         is_short = "is_short_form" in field.metadata
@@ -190,18 +204,12 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
             yield Option(prefix + name, kind, value, texts[name], short, others, is_auto)
     for field, value in values.items():
         if is_dataclass(value):
-            yield from options_of(value, f"{prefix}{field.name}.")
+            yield from every_option(value, f"{prefix}{field.name}.")
 
 
 def named(options: Iterable[Option]) -> dict[str, Option]:
     """Returns the options by their names, short ones included."""
     return {name: one for one in options for name in (one.name, one.short) if name}
-
-
-def ordered_fields(config: Any) -> "list[Field[Any]]":
-    """Returns the fields that the class declares, then those that it only inherits."""
-    names = [name for base in type(config).__mro__ for name in inspect.get_annotations(base)]
-    return sorted(fields(config), key=lambda field: names.index(field.name))
 
 
 def build(

@@ -2,9 +2,8 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +11,7 @@ from typing import Any, get_args
 import yaml
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.options.declared import AUTO, Option, named
+from pat_jax.common.options.declared import AUTO, Option, is_among, named
 from pat_jax.common.options.names import looked_up
 
 ALL = "all"
@@ -35,14 +34,10 @@ def pages(options: Sequence[Option], command: str = "") -> dict[str, list[Option
     first = _TABLE["first_of"].get(command, usual).split()
     found: dict[str, list[Option]] = {"": []}
     for option in options:
-        named = (page for page, names in _PAGES.items() if _is_among(option.name, names))
+        named = (page for page, names in _PAGES.items() if is_among(option.name, names))
         page = "" if option.name in first else next(named, option.section or "other")
         found.setdefault(page, []).append(option)
     return found
-
-
-def _is_among(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def help_text(

@@ -41,7 +41,7 @@ def check_vocabulary_options(rollout: RolloutConfig, model: ModelConfig) -> None
 
 def check_batch(rollout: RolloutConfig, layouts: dict[Split, Layout]) -> None:
     """Raises UserError if the replicas of a layout cannot divide the responses of an iteration."""
-    sequences = rollout.prompts_per_step * rollout.num_generations
+    sequences = rollout.num_responses
     widest = max(layouts, key=lambda split: split.dp)
     if sequences % widest.dp:
         raise UserError(

@@ -41,7 +41,7 @@ def most_at_once(
 
     On accelerators these are all sequences of an iteration. On a CPU, where bursts read contiguous
     copies of the KV cache, they are at most as many as fit in memory at full length."""
-    wanted = config.prompts_per_step * config.num_generations
+    wanted = config.num_responses
     if devices[0].platform != "cpu" or math.isinf(
         limit := cache_limit(config.device_memory_gib, devices)
     ):
@@ -135,7 +135,7 @@ def _drafted(
     drafter: Drafter,
 ) -> dict[Split, DraftBytes]:
     """The bytes that drafts need per device in each layout, before there are programs."""
-    sequences = config.prompts_per_step * config.num_generations
+    sequences = config.num_responses
     buckets = Buckets.of(tuple(layouts), sequences, config)
     shapes = DraftShapes(policy.config, dtype, buckets, config.page_size, config.prefill_blocks)
     return draft_bytes(layouts, shapes, drafter)

@@ -50,7 +50,7 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     Args:
       memory: the memory that each layout takes if it is the only one, see `memory_alone`.
     """
-    sequences = config.prompts_per_step * config.num_generations
+    sequences = config.num_responses
     prompt = config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
     fitting = [split for split in begin if memory.held(split) <= memory.usable]
@@ -72,7 +72,7 @@ def _drafts_words(memory: MemoryModel, split: Split) -> str:
 
 def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
     """Returns the log lines about memory before the first step."""
-    sequences = config.prompts_per_step * config.num_generations
+    sequences = config.num_responses
     lines = [
         "memory: this backend names no limit, so every layout is taken to fit "
         "(--rollout.device_memory_gib sets one)"

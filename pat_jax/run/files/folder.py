@@ -204,15 +204,14 @@ def differences(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[object, object]]:
     """Returns the old and new values of options that differ, by dotted name."""
-    old, new = flat(before), flat(after)
+    old, new = _flat(before), _flat(after)
     return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
 
 
-def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns options by dotted name."""
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
-        nested = flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
+        nested = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
         found |= {f"{prefix}{name}": value} if nested is None else nested
     return found
 

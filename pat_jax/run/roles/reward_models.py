@@ -74,7 +74,7 @@ def build_reward_models(
     Raises:
       UserError: a directory does not exist, or holds no usable reward model, tokenizer or template.
     """
-    number = rollout.prompts_per_step * rollout.num_generations
+    number = rollout.num_responses
     found: dict[str, RewardRole] = {}
     for role in roles:
         if role.devices == "reward":

@@ -226,7 +226,7 @@ def _settled_rest(
         config.roles.rest,
         devices,
         room,
-        sequences=config.rollout.prompts_per_step * config.rollout.num_generations,
+        sequences=config.rollout.num_responses,
         learns=config.learns,
     )
 
