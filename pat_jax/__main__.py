@@ -1,47 +1,36 @@
 """`pat_jax` and `python -m pat_jax`: runs a command by its name, or lists all commands."""
 
-import ast
 import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
+import pat_jax
 from pat_jax.common.errors import UserError
 from pat_jax.common.run_command import run_command
-from pat_jax.version import __version__
 
-FIRST_LINE = re.compile(r"`python -m pat_jax\.(\w+)`: (.+)")
+# Each command with what it does, as the package's documentation lists them.
+COMMANDS = dict(re.findall(r"^    (\w+)  +(.+)$", pat_jax.__doc__ or "", re.MULTILINE))
 
 
 def main() -> None:
     words = sys.argv[1:]
     if "--version" in words:
-        print(f"pat_jax {__version__}")
+        print(f"pat_jax {pat_jax.__version__}")
     elif not words or words[0] in ("-h", "--help"):
-        print(listing(commands()))
-    elif words[0] in commands():
+        print(listing())
+    elif words[0] in COMMANDS:
         sys.argv = [f"pat_jax {words[0]}", *words[1:]]
         import_module(f"pat_jax.{words[0]}").main()
     else:
-        raise UserError(f"no command {words[0]!r}: expected one of {', '.join(commands())}.")
+        raise UserError(f"no command {words[0]!r}: expected one of {', '.join(COMMANDS)}.")
 
 
-def commands() -> dict[str, str]:
-    """Returns each command with the first line of its docstring. Imports no command."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if match := FIRST_LINE.match(text):
-            found[match[1]] = match[2]
-    return found
-
-
-def listing(found: dict[str, str]) -> str:
-    width = max(map(len, found))
-    lines = [f"  pat_jax {name:<{width}}  {text}" for name, text in found.items()]
+def listing() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  pat_jax {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
-            f"pat_jax {__version__}: reinforcement learning of language models in JAX.",
+            f"pat_jax {pat_jax.__version__}: reinforcement learning of language models in JAX.",
             "",
             *lines,
             "",

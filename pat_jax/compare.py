@@ -10,7 +10,7 @@ from itertools import compress, pairwise
 from operator import not_
 from typing import TYPE_CHECKING
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import in_one_sentence, offer
 from pat_jax.config.command_line import parse
 from pat_jax.run.results.compare_config import CompareConfig
 
@@ -49,7 +49,4 @@ def compare(*runs: "str | os.PathLike[str] | SavedRun", out: str = "compare.html
         return compared([getattr(run, "folder", run) for run in runs], out)
 
 
-make_callable(__name__, compare)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(compare, main)

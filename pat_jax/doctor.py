@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.bars import is_cell
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.doctor.config import DoctorConfig
@@ -57,13 +57,10 @@ def doctor(config: Config = None, **options: Any) -> "Report":
     from pat_jax.commands.doctor import examine
 
     screen = sys.stdout if is_cell(sys.stdout) else sys.stderr  # the iteration's is captured
-    with in_one_sentence(), in_program():
+    with in_program():
         argv = words(config, options, DoctorConfig, presets=None)
         asked = parse(argv, DoctorConfig, prog=PROG, presets=None)
         return examine(asked, f"{PROG} {shlex.join(argv)}", partial(print, file=screen))
 
 
-make_callable(__name__, doctor)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(doctor, main)

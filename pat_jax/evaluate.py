@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config
 from pat_jax.evaluation.config import EvaluateConfig
@@ -65,7 +65,7 @@ def evaluate(
     from pat_jax.run.results.saved_run import SavedRun
     from pat_jax.run.start.sent_code import rewards_of
 
-    with in_one_sentence(), in_program():
+    with in_program():
         asked = dict(options)
         if run is not None:
             asked["run_dir"] = str(SavedRun.of(run).folder)
@@ -76,7 +76,4 @@ def evaluate(
         return command.evaluate(options_of_evaluation(argv, read), rows)
 
 
-make_callable(__name__, evaluate)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(evaluate, main)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import in_one_sentence, offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.run.process.in_process import in_program
@@ -74,7 +74,7 @@ def generate(
     from pat_jax.batch_generation.prompts import GivenPrompts
     from pat_jax.commands import generate as command
 
-    with in_one_sentence(), in_program():
+    with in_program():
         saved, asked = _of_run(run, options)
         given = None
         if isinstance(prompts, str | os.PathLike):
@@ -128,7 +128,4 @@ def _of_run(
     return saved, {**options, "model": saved.config.model}
 
 
-make_callable(__name__, generate)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(generate, main)

@@ -9,7 +9,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -40,13 +40,10 @@ def plan(config: Config = None, **options: Any) -> "Planned":
     """
     from pat_jax.commands.plan import made_plan
 
-    with in_one_sentence(), in_program():
+    with in_program():
         argv = words(config, options, PlanConfig, presets=None)
         found = parse(argv, PlanConfig, prog="python -m pat_jax.plan", presets=None)
         return made_plan(found, f"python -m pat_jax.plan {shlex.join(argv)}")
 
 
-make_callable(__name__, plan)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(plan, main)

@@ -7,7 +7,7 @@ that the file has already are not measured again: an interrupted measurement con
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.measure.config import ProfileConfig
@@ -40,12 +40,9 @@ def profile(config: Config = None, **options: Any) -> "Measured":
     """
     from pat_jax.commands.profile import measured
 
-    with in_one_sentence(), in_program():
+    with in_program():
         argv = words(config, options, ProfileConfig)
         return measured(parse(argv, ProfileConfig, prog="python -m pat_jax.profile"))
 
 
-make_callable(__name__, profile)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(profile, main)

@@ -7,7 +7,7 @@ The loop is that of supervised fine-tuning, in `run/sft/loop.py`. From Python, u
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.commands.runs import RunCommand
-from pat_jax.common.run_command import make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.from_python import Config
 from pat_jax.config.sft import RewardModelConfig
 
@@ -33,7 +33,4 @@ def reward_model(config: Config = None, **options: Any) -> "SavedRun":
     return COMMAND(config, options)
 
 
-make_callable(__name__, reward_model)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(reward_model, main)

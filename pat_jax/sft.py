@@ -6,7 +6,7 @@ The loop is in `run/sft/loop.py`. From Python, use `pat_jax.sft(...)`.
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.commands.runs import RunCommand
-from pat_jax.common.run_command import make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.from_python import Config
 from pat_jax.config.sft import SftConfig
 
@@ -42,7 +42,4 @@ def sft(config: Config = None, **options: Any) -> "SavedRun":
     return COMMAND(config, options)
 
 
-make_callable(__name__, sft)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(sft, main)

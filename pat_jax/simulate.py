@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.run_command import in_one_sentence, make_callable, run_command
+from pat_jax.common.run_command import in_one_sentence, offer
 from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -50,7 +50,4 @@ def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
         return _found(read(words(config, options, SimulateConfig, presets=None)))
 
 
-make_callable(__name__, simulate)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(simulate, main)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.commands.runs import RunCommand
-from pat_jax.common.run_command import make_callable, run_command
+from pat_jax.common.run_command import offer
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.from_python import Config
 from pat_jax.config.run import RunConfig
@@ -65,7 +65,4 @@ def train(
     return COMMAND(config, asked)
 
 
-make_callable(__name__, train)
-
-if __name__ == "__main__":
-    run_command(main)
+offer(train, main)

@@ -4,7 +4,7 @@ Reads only files, so that the runs may still be running.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
 from pat_jax.common.text_table import Table, text_table
-from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE
+from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE, flat
 from pat_jax.run.logging.page import curves, numbers
 from pat_jax.run.logging.page.panels import OTHERS, Rows
 from pat_jax.run.logging.page.run_page import options_in, rows_in
@@ -50,7 +50,7 @@ def compared(runs: Sequence[Any], out: str) -> Compared:
     names = [place.name for place in places] if is_unique else map(str, folders)
     named = dict(zip(names, folders, strict=True))
     rows = {name: rows_in(folder) for name, folder in named.items()}
-    options = _beside({name: dict(_options(folder)) for name, folder in named.items()})
+    options = _beside({name: _options(folder) for name, folder in named.items()})
     options = {name: values for name, values in options.items() if len({*values.values()}) > 1}
     results = _beside({name: _results(each) for name, each in rows.items()})
     tables = {"Results": _table(results), "Options that differ": _table(options)}
@@ -70,18 +70,14 @@ def _folder(given: Any) -> Path:
     return folder
 
 
-def _options(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the options of a run by their full names, as text."""
+def _options(folder: Path) -> dict[str, str]:
+    """Returns the options of a run by their full names, as text."""
     try:
-        found = options_in(folder)
+        found = flat(options_in(folder))
     except yaml.YAMLError:
         path = folder / CONFIG_FILE
         raise UserError(f"{path} is not YAML: mend it, or leave this run out.") from None
-    for section, given in found.items():
-        several = given.items() if isinstance(given, dict) else [("", given)]
-        for name, value in several:
-            if section != "run_dir":
-                yield f"{section}.{name}".rstrip("."), _text(value)
+    return {name: _text(value) for name, value in found.items() if name != "run_dir"}
 
 
 def _text(value: Any) -> str:

@@ -74,7 +74,7 @@ def evaluate_policy(config: EvaluateConfig) -> EvaluationResults:
         first = problem_sets.sets[0].prompts[0]
         try_out(scorer, first, problem_sets.columns, config.num_generations, progress)
         with EvaluationFolder(config) as folder:
-            if known := len(folder.responses):
+            if known := len(folder.kept.before):
                 progress.print(f"{known:,} responses are there already")
             notes = (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
             for line in filter(None, notes):
@@ -94,11 +94,10 @@ def evaluate_policy(config: EvaluateConfig) -> EvaluationResults:
                     progress,
                     few=config.num_completions_to_print,
                 )
-                ask = partial(folder.responses.ask, partial(_answers, session))
+                ask = partial(folder.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)
-            tokens = folder.responses.num_tokens
-            results = content(config, found, problem_sets.left_out, tokens)
-            told = "\n".join([*found.samples, words(config, found, tokens)])
+            results = content(config, found, problem_sets.left_out, folder.num_tokens)
+            told = "\n".join([*found.samples, words(config, found, folder.num_tokens)])
             whole = folder.finish(results, told)
     progress.close()
     return whole

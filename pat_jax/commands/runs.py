@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pat_jax.common.run_command import in_one_sentence
 from pat_jax.config.command_line import parse
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.from_python import Config
@@ -55,7 +54,7 @@ class RunCommand:
         """Makes a run with options from Python (see `GivenRows.words`)."""
         from pat_jax.run.results.saved_run import SavedRun
 
-        with in_one_sentence(), in_program() as signals:
+        with in_program() as signals:
             rows = GivenRows()
             argv = rows.words(config, options, self.config_class, self.presets)
             folder = self._run(argv, signals, rows)

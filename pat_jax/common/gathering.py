@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -13,30 +14,25 @@ def is_any(waiting: Sequence[Any]) -> bool:
     return bool(waiting)
 
 
+@dataclass
 class Gathering(Generic[T]):
     """Calls a function on one thread with the items that were added. Items that are added while the
     function runs wait; its next call gets them together.
 
-    Args:
+    Attributes:
       thread: an executor of one thread.
       do: the function; it gets a list of at least one item.
       is_enough: gets the waiting items; if it returns True, `do` is called with them even before
         `ask` or `wait`.
     """
 
-    def __init__(
-        self,
-        thread: Executor,
-        do: Callable[[list[T]], None],
-        is_enough: Callable[[Sequence[T]], bool] = is_any,
-    ):
-        self._thread = thread
-        self._do = do
-        self._is_enough = is_enough
-        self._lock = Lock()
-        self._waiting: list[T] = []
-        self._tasks: list[Future[None]] = []
-        self._is_asked = False  # a call is submitted, and takes all items added until it begins
+    thread: Executor
+    do: Callable[[list[T]], None]
+    is_enough: Callable[[Sequence[T]], bool] = is_any
+    _lock: Lock = field(default_factory=Lock)
+    _waiting: list[T] = field(default_factory=list)
+    _tasks: list[Future[None]] = field(default_factory=list)
+    _is_asked: bool = False  # a call is submitted, and takes all items added until it begins
 
     def add(self, one: T) -> None:
         """Adds an item, and returns at once. Any thread may call it.
@@ -47,7 +43,7 @@ class Gathering(Generic[T]):
             task.result()
         with self._lock:
             self._waiting.append(one)
-            if not self._is_asked and self._is_enough(self._waiting):
+            if not self._is_asked and self.is_enough(self._waiting):
                 self._submit()
 
     def ask(self) -> None:
@@ -63,7 +59,7 @@ class Gathering(Generic[T]):
             task.result()
 
     def _submit(self) -> None:
-        self._tasks.append(self._thread.submit(self._take))
+        self._tasks.append(self.thread.submit(self._take))
         self._is_asked = True
 
     def _take(self) -> None:
@@ -71,4 +67,4 @@ class Gathering(Generic[T]):
             waiting = self._waiting
             self._waiting = []
             self._is_asked = False
-        self._do(waiting)
+        self.do(waiting)

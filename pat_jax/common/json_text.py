@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 MAX_DEPTH = 100  # objects and arrays inside each other; data and checkpoints have up to about ten
 
@@ -85,17 +85,41 @@ Kind = TypeVar("Kind")
 
 
 def of_json(kind: type[Kind], content: Mapping[str, Any]) -> Kind:
-    """Returns the dataclass of which `dataclasses.asdict` made `content`."""
+    """Returns the dataclass or named tuple whose fields `content` has by name, as JSON writes them.
+    Raises ValueError, TypeError, KeyError or AttributeError if a field is missing, unknown, or of
+    another type than it is declared with. An integer passes as a float; None passes as a default
+    that is None."""
     hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value) for name, value in content.items()})
+    found = dict(content)
+    for name, value in content.items():
+        if value is not None or getattr(kind, name, "no default") is not None:
+            found[name] = _value(hints[name], value)
+    return kind(**found)
 
 
 def _value(kind: Any, content: Any) -> Any:
     """Converts a value read from JSON to `kind`, the annotation of its field."""
-    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
-    if get_origin(kind) is tuple:
-        each = kinds[0]
-        return tuple(_value(each, one) for one in content)
-    if isinstance(content, Mapping) and len(kinds) == 1 and is_dataclass(kinds[0]):
-        return of_json(kinds[0], content)  # pyright: ignore[reportArgumentType]
-    return tuple(content) if isinstance(content, list) else content
+    origin: Any = get_origin(kind) or kind
+    parts = get_args(kind)
+    if origin in (Union, UnionType):
+        one, *_ = (part for part in parts if (part is NoneType) == (content is None))
+        return _value(one, content)
+    if is_dataclass(origin) or hasattr(origin, "_fields"):
+        return of_json(origin, content)  # pyright: ignore[reportArgumentType]
+    if origin is tuple and isinstance(content, list | tuple):
+        kinds = parts[:1] * len(content) if parts[1:] == (...,) else parts
+        return tuple(_value(each, x) for each, x in zip(kinds, content, strict=True))
+    if origin in (int, float):
+        is_kind = isinstance(content, int | origin) and not isinstance(content, bool)
+        is_kind = is_kind and (not isinstance(content, int) or abs(content) < 2**63)
+    elif origin is Literal:
+        is_kind = content in parts
+    else:
+        is_kind = isinstance(content, origin)
+    if not is_kind:
+        raise TypeError("a field is of another type")
+    if isinstance(content, list):
+        return [_value(parts[0], x) for x in content]
+    if isinstance(content, dict):
+        return {name: _value(parts[1], x) for name, x in content.items()}
+    return content

@@ -118,10 +118,12 @@ def _has_no_reader(stream: TextIO) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def make_callable(module_name: str, function: Callable[..., Any]) -> None:
-    """Makes calls of the module call `function`. The module then shows the function's signature and
-    documentation."""
-    module = sys.modules[module_name]
+def offer(function: Callable[..., Any], main: Callable[[], None]) -> None:
+    """Makes calls of the module that defines `function` call it, and `python -m MODULE`
+    run `main`. The module then shows the function's signature and documentation."""
+    module = sys.modules[function.__module__]
     members = {"__call__": staticmethod(function), "__signature__": inspect.signature(function)}
     module.__class__ = type("CallableModule", (ModuleType,), members)
     module.__doc__ = function.__doc__
+    if function.__module__ == "__main__":
+        run_command(main)

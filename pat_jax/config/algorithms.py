@@ -45,16 +45,15 @@ _GRPO: Parts = {
     "overlong_buffer": 0.0,
 }
 
-ALGORITHMS: Mapping[str, Parts] = {
-    "grpo": _GRPO,
+_PARTS: Mapping[str, Parts] = {
+    "grpo": {},
     # Neither the deviation nor the length of a response divides. https://arxiv.org/abs/2503.20783
-    "dr_grpo": {**_GRPO, "scale_rewards": "none", "loss_aggregation": "constant"},
+    "dr_grpo": {"scale_rewards": "none", "loss_aggregation": "constant"},
     # Clip-higher, token average, dynamic sampling, soft overlong punishment: a buffer of 4,096 of 20,480
     # tokens. https://arxiv.org/abs/2503.14476
-    "dapo": {**_GRPO, "epsilon_high": 0.28, "dynamic_sampling": 10, "overlong_buffer": 0.2},
+    "dapo": {"epsilon_high": 0.28, "dynamic_sampling": 10, "overlong_buffer": 0.2},
     # One ratio for each sequence, and its narrow clips. https://arxiv.org/abs/2507.18071
     "gspo": {
-        **_GRPO,
         "ratio": "sequence",
         "epsilon": 3e-4,
         "epsilon_high": 4e-4,
@@ -63,11 +62,10 @@ ALGORITHMS: Mapping[str, Parts] = {
     },
     # The weight of a token is clipped, not its gradient: from above alone, at 5 as in ScaleRL
     # (https://arxiv.org/abs/2510.13786). https://arxiv.org/abs/2506.13585
-    "cispo": {**_GRPO, "surrogate": "cispo", "epsilon": 1.0, "epsilon_high": 4.0, "delta": 0.0},
+    "cispo": {"surrogate": "cispo", "epsilon": 1.0, "epsilon_high": 4.0, "delta": 0.0},
     # Advantages are a teacher's log-ratios alone, as in Tinker; rewards only measure.
     # https://thinkingmachines.ai/blog/on-policy-distillation
     "distill": {
-        **_GRPO,
         "baseline": "none",
         "scale_rewards": "none",
         "reward_coef": 0.0,
@@ -75,7 +73,6 @@ ALGORITHMS: Mapping[str, Parts] = {
     },
     # The mean of the others is the baseline; KL in the reward. https://arxiv.org/abs/2402.14740
     "rloo": {
-        **_GRPO,
         "baseline": "leave_one_out",
         "scale_rewards": "none",
         "ratio": "trajectory",
@@ -87,7 +84,6 @@ ALGORITHMS: Mapping[str, Parts] = {
     # No groups: advantages are whitened over the tokens of the batch; KL at each token of the reward.
     # https://arxiv.org/abs/2501.03262
     "reinforce_pp": {
-        **_GRPO,
         "baseline": "none",
         "scale_rewards": "none",
         "whiten_advantages": True,
@@ -96,7 +92,6 @@ ALGORITHMS: Mapping[str, Parts] = {
     },
     # Of the same paper, for several responses to a prompt.
     "reinforce_pp_baseline": {
-        **_GRPO,
         "scale_rewards": "none",
         "whiten_advantages": True,
         "kl_estimator": "k2",  # which has the KL's own gradient without the ratio
@@ -104,14 +99,13 @@ ALGORITHMS: Mapping[str, Parts] = {
     },
     # The baseline of least variance, where a longer response has the larger gradient; meant for one
     # update a batch. https://arxiv.org/abs/2505.23585
-    "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
+    "opo": {"baseline": "length_weighted", "scale_rewards": "none"},
     # Each of several rewards on its own scale. https://arxiv.org/abs/2601.05242
-    "gdpo": {**_GRPO, "multi_objective_aggregation": "normalize_then_sum"},
+    "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
     # A critic predicts the reward to come from each token; advantages are whitened, KL is in the reward, as
     # in TRL, OpenRLHF and verl. One pass over each batch, in mini-batches, is OpenRLHF's and verl's: TRL's
     # four passes drift further from the rollout. https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/2203.02155
     "ppo": {
-        **_GRPO,
         "baseline": "critic",
         "scale_rewards": "none",
         "whiten_advantages": True,
@@ -119,3 +113,5 @@ ALGORITHMS: Mapping[str, Parts] = {
         "kl_estimator": "k1",
     },
 }
+
+ALGORITHMS: Mapping[str, Parts] = {name: {**_GRPO, **parts} for name, parts in _PARTS.items()}

@@ -1,6 +1,5 @@
 """Options of learning: the algorithm, and the supervised stage before it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -160,8 +159,10 @@ class AlgorithmConfig(AdvantageOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, is_valid, expected in (*reward_rules(self), *loss_rules(self)):
-            self.need(name, is_valid, expected)
+        if self.is_by_function:
+            self._check_by_function()
+        self._check_rewards()
+        self._check_loss()
 
     @property
     def is_relative(self) -> bool:
@@ -192,68 +193,59 @@ class AlgorithmConfig(AdvantageOptions):
         changed += [f"loss {self.loss}"] * bool(self.loss)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
+    def _check_by_function(self) -> None:
+        """Raises OptionError if an option has no effect where each reward function's scores are
+        compared separately."""
+        alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
+        unsummed = f"{alone}, which has no sum of rewards"
+        self.need_defaults(("baseline", "scale_rewards"), alone)
+        self.need("kl_in", not self.penalizes_kl, f"loss {unsummed} to subtract from")
+        self.need_defaults(("overlong_buffer", "missing_eos_penalty", "reward_clip"), unsummed)
 
-def reward_rules(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yields for each option that others restrict: its name, whether its value is valid, what is
-    expected."""
-    if algorithm.is_by_function:
-        yield from _rules_by_function(algorithm)
-    baseline = f"with --algorithm.baseline {algorithm.baseline}"
-    is_scaled = algorithm.scale_rewards != "none"
-    scales = f"with --algorithm.scale_rewards {algorithm.scale_rewards}, which scales already"
-    whitens = "none with --algorithm.whiten_advantages, which scales already"
-    none_compared = f"none {baseline}: no group is compared; whiten_advantages scales"
-    every_signal = f"0 {baseline}, to which every response is a signal"
-    steered = "0 without --algorithm.beta, which it steers, and --algorithm.kl_in reward"
-    of_target = "its default without --algorithm.kl_target, which it belongs to"
-    has_horizon = algorithm.kl_horizon != AdvantageOptions.kl_horizon
-    yield "scale_rewards", not (is_scaled and algorithm.whiten_advantages), whitens
-    yield "scale_rewards", not is_scaled or algorithm.is_relative, none_compared
-    yield "dynamic_sampling", not algorithm.dynamic_sampling or algorithm.is_relative, every_signal
-    yield "kl_target", not algorithm.kl_target or algorithm.penalizes_kl, steered
-    yield "kl_horizon", algorithm.kl_target > 0 or not has_horizon, of_target
-    yield "normalize_reward", not (algorithm.normalize_reward and is_scaled), f"false {scales}"
-    for name in () if algorithm.has_critic else OF_CRITICS:
-        default = getattr(AdvantageOptions, name)
-        expected = f"{str(default).lower()} {baseline}, which has no critic"
-        yield name, getattr(algorithm, name) == default, expected
+    def _check_rewards(self) -> None:
+        """Raises OptionError if options of rewards exclude each other, or have no effect."""
+        baseline = f"with --algorithm.baseline {self.baseline}"
+        if self.scale_rewards != "none":
+            whitens = "none with --algorithm.whiten_advantages, which scales already"
+            none_compared = f"none {baseline}: no group is compared; whiten_advantages scales"
+            self.need("scale_rewards", not self.whiten_advantages, whitens)
+            self.need("scale_rewards", self.is_relative, none_compared)
+            scales = f"with --algorithm.scale_rewards {self.scale_rewards}, which scales already"
+            self.need_defaults(["normalize_reward"], scales)
+        if not self.is_relative:
+            every_signal = f"{baseline}, to which every response is a signal"
+            self.need_defaults(["dynamic_sampling"], every_signal)
+        if not self.penalizes_kl:
+            steered = "without --algorithm.beta, which it steers, and --algorithm.kl_in reward"
+            self.need_defaults(["kl_target"], steered)
+        if not self.kl_target:
+            of_target = "without --algorithm.kl_target, which it belongs to"
+            self.need_defaults(["kl_horizon"], of_target)
+        if not self.has_critic:
+            self.need_defaults(OF_CRITICS, f"{baseline}, which has no critic")
 
-
-def _rules_by_function(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yields as `reward_rules` does, if each reward function's scores are compared separately."""
-    alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
-    unsummed = f"{alone}, which has no sum of rewards"
-    yield "baseline", algorithm.baseline == "group", f"group {alone}"
-    yield "scale_rewards", algorithm.scale_rewards == "group", f"group {alone}"
-    yield "kl_in", not algorithm.penalizes_kl, f"loss {unsummed} to subtract from"
-    for name in ("overlong_buffer", "missing_eos_penalty"):
-        yield name, not getattr(algorithm, name), f"0 {unsummed} to subtract from"
-    yield "reward_clip", not algorithm.reward_clip, f"0 {unsummed} to clip"
-
-
-def loss_rules(algorithm: AlgorithmConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yields for each loss option that others restrict: its name, whether its value is valid,
-    and what is expected."""
-    yield (
-        "delta",
-        algorithm.surrogate != "cispo" or not algorithm.delta,
-        "0 with --algorithm.surrogate cispo, which has no gain to bound",
-    )
-    yield (
-        "kl_estimator",
-        not algorithm.beta or algorithm.kl_in == "reward" or algorithm.kl_estimator != "k1",
-        "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
-    )
-    yield (
-        "reward_coef",
-        algorithm.reward_coef > 0 or algorithm.distill_coef > 0,
-        "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
-    )
-    yield (
-        "reward_coef",
-        algorithm.reward_coef > 0 or not algorithm.has_critic,
-        "above 0 with --algorithm.baseline critic, which learns from rewards alone",
-    )
+    def _check_loss(self) -> None:
+        """Raises OptionError if options of the loss exclude each other."""
+        self.need(
+            "delta",
+            self.surrogate != "cispo" or not self.delta,
+            "0 with --algorithm.surrogate cispo, which has no gain to bound",
+        )
+        self.need(
+            "kl_estimator",
+            not self.beta or self.kl_in == "reward" or self.kl_estimator != "k1",
+            "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
+        )
+        self.need(
+            "reward_coef",
+            self.reward_coef > 0 or self.distill_coef > 0,
+            "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
+        )
+        self.need(
+            "reward_coef",
+            self.reward_coef > 0 or not self.has_critic,
+            "above 0 with --algorithm.baseline critic, which learns from rewards alone",
+        )
 
 
 @dataclass(frozen=True)

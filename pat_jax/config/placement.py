@@ -1,7 +1,7 @@
 """Options of a run's placement: which devices each model has."""
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, Options, option
@@ -55,11 +55,8 @@ class PlacementConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        roles = {each.name for each in fields(self)} - {"name", "lag"}
-        settles_all = self.name in ("split", "auto")
-        for role in sorted(roles) if settles_all else ():
-            self.need(role, not getattr(self, role), f"nothing with --placement {self.name}")
-        self.need("lag", not (self.lag and settles_all), f"0 with --placement {self.name}")
+        if self.name in ("split", "auto"):
+            self.need_only(["name"], f"with --placement {self.name}")
 
     def check_roles(self, **is_there: bool) -> None:
         """Raises OptionError if a model has devices that the run does not have."""

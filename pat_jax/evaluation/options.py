@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.run.checkpoints.files import JOURNAL
 from pat_jax.run.files.asked_again import ASKED, check_asked
 from pat_jax.run.files.folder import (
     COMPLETE,
@@ -17,7 +18,6 @@ from pat_jax.run.files.folder import (
 )
 
 RESULTS_FILE = "results.json"
-RESPONSES_FILE = "responses.jsonl"  # exists until results.json is written
 # Options that may change when an evaluation is resumed: responses do not depend on them.
 _FREE = (
     *("out", "resume", "batch", "layout", "profile", "devices", "num_completions_to_print"),
@@ -58,7 +58,7 @@ def _check_new(name: str) -> None:
     folder = Path(name)
     if folder.exists() and (not folder.is_dir() or is_used(folder)):
         advice = "choose another"
-        if (folder / RESPONSES_FILE).exists():
+        if (folder / JOURNAL).exists():
             advice = "go on with the evaluation in it with --resume, or choose another"
         raise UserError(f"option --out is {name!r}: expected a new or empty folder; {advice}.")
 

@@ -23,7 +23,6 @@ from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, ScoresByFunction, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
-from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -118,6 +117,7 @@ class Experience:
     measured: dict[str, Any]
 
 
+@dataclass
 class Collector:
     """Draws batches of prompts, and has their responses generated and scored.
 
@@ -126,54 +126,38 @@ class Collector:
     iteration learns from those found; if none is found, it learns from the whole last batch.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
+
+    Attributes:
+      totals: counts of what earlier iterations drew.
+      reads: called for each batch; returns the object that gets its predictions by models.
+      num_redraws: most batches that an iteration may draw after the first (`dynamic_sampling`).
+      by_function: whether each reward function's scores are compared separately (GDPO).
     """
 
-    def __init__(
-        self,
-        rollout: RolloutConfig,
-        task: Task,
-        scorer: RewardScorer,
-        completions: Completions,
-        progress: Progress,
-        unfinished: RolloutJournal,
-        totals: Totals,
-        reads: Callable[[], Reads] = ReadsAsTheyEnd,
-        *,
-        num_redraws: int = 0,
-        by_function: bool = False,
-    ):
-        """
-        Args:
-          totals: counts of what earlier iterations drew.
-          reads: called for each batch; returns the object that gets its predictions by models.
-          num_redraws: most batches that an iteration may draw after the first (`dynamic_sampling`).
-          by_function: whether each reward function's scores are compared separately (GDPO).
-        """
-        self.unfinished = unfinished
-        self._rollout = rollout
-        self._task = task
-        self._scorer = scorer
-        self._num_redraws = num_redraws
-        self._by_function = by_function
-        self._read = response_reader(task.columns, task.tokenizer)
-        self._completions = completions
-        self._progress = progress
-        self.totals = totals
-        self._reads = reads
-        self._failed = FailedRollouts(MOST_IN_A_ROW)
+    rollout: RolloutConfig
+    task: Task
+    scorer: RewardScorer
+    completions: Completions
+    progress: Progress
+    unfinished: RolloutJournal
+    totals: Totals
+    reads: Callable[[], Reads] = ReadsAsTheyEnd
+    num_redraws: int = 0
+    by_function: bool = False
+    _failed: FailedRollouts = field(default_factory=FailedRollouts)
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Generates and scores what the iteration after `step` others learns from. Raises UserError
         if the reward function cannot work, or if a response could not be sampled."""
         drawn = list[Drawn]()
         parts = list[ScoredGroups]()
-        wanted = self._rollout.prompts_per_step
+        wanted = self.rollout.prompts_per_step
         with self.unfinished.iteration(step, generator.policy) as kept:
-            while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self._num_redraws:
+            while sum(len(x.groups) for x in parts) < wanted and len(drawn) <= self.num_redraws:
                 drawn.append(one := self._draw(step, generator, clock, kept))
                 parts.append(one.scored.of(self._teaches(one.scored)))
         scored = ScoredGroups.joined(parts).of(slice(wanted))
-        epochs = self._task.train.epochs(self.totals.cursor)
+        epochs = self.task.train.epochs(self.totals.cursor)
         return Experience(
             step + 1,
             scored if scored.groups else drawn[-1].scored,
@@ -184,9 +168,9 @@ class Collector:
 
     def _teaches(self, drawn: ScoredGroups) -> Bool[np.ndarray, " groups"] | slice:
         """Selects the groups with signal for the algorithm; all groups without dynamic sampling."""
-        if not self._num_redraws:
+        if not self.num_redraws:
             return slice(None)
-        if self._by_function:
+        if self.by_function:
             return drawn.by_function.has_signal
         return has_signal(drawn.rewards)
 
@@ -194,12 +178,13 @@ class Collector:
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration
     ) -> Drawn:
         number = self.totals.batches
-        rollout = self._rollout
-        prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
+        rollout = self.rollout
+        prompts, after = self.task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
-        reads = self._reads()
-        scoring = self._scorer.begin(texts, self._read, kept)
+        reads = self.reads()
+        read = response_reader(self.task.columns, self.task.tokenizer)
+        scoring = self.scorer.begin(texts, read, kept)
 
         def on_finish(index: int, ended: Rollout) -> None:
             reads.add(index, ended)
@@ -208,16 +193,16 @@ class Collector:
         with clock("rollout"):  # finished responses are scored meanwhile
             groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
-        with clock("reward"), self._completions.kept(step + 1, "train", responses):
+        with clock("reward"), self.completions.kept(step + 1, "train", responses):
             reads.ask(responses)
-            rewards = wait_for_rewards(scoring, self._progress, self._failed)
+            rewards = wait_for_rewards(scoring, self.progress, self._failed)
             reads.wait()
         kept.keep_all(scoring.scores)
         if kept.taken:
-            self._progress.print(
+            self.progress.print(
                 f"{kept.taken} of {len(responses)} responses were on disk from before, and were not drawn again"
             )
-        self._completions.write(step + 1, "train", responses, rewards, scoring.scores)
+        self.completions.write(step + 1, "train", responses, rewards, scoring.scores)
         self.totals = self.totals.plus(int(sequence_lengths(groups).sum()), after)
         return Drawn(
             groups,

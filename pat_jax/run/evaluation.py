@@ -6,7 +6,7 @@ keep them. Does not know the engine (it calls a function that generates) nor wha
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -19,7 +19,6 @@ from pat_jax.rl.evaluation import Evaluated, describe_evaluation
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.rl.text.final_answer import final_answer
-from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -49,47 +48,39 @@ class Evaluation:
         return describe_evaluation(self.total, self.parts) | {"eval/seconds": self.seconds}
 
 
+@dataclass
 class Evaluator:
-    """Evaluates policies on the same problems every time."""
+    """Evaluates policies on the same problems every time.
 
-    def __init__(
-        self,
-        asked: EvalConfig,
-        sampling: RolloutConfig,
-        seed: int,
-        sets: Sequence[HeldoutSet],
-        read: Callable[[Rollout], Response],
-        scorer: RewardScorer,
-        completions: Completions,
-        progress: Progress,
-        few: int = SHOWN,
-    ):
-        """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`). At each
-        evaluation `few` responses are shown, to the same prompts every time."""
-        self._asked = asked
-        self._sampling = sampling
-        self._seed = seed
-        self._sets = sets
-        self._read = read
-        self._scorer = scorer
-        self._completions = completions
-        self._progress = progress
-        self._few = few
-        self._failed = FailedRollouts(MOST_IN_A_ROW)
+    Attributes:
+      read: decodes a rollout to text (`rl.rewards.responses.response_reader`).
+      few: how many responses are shown at each evaluation, to the same prompts every time.
+    """
+
+    asked: EvalConfig
+    sampling: RolloutConfig
+    seed: int
+    sets: Sequence[HeldoutSet]
+    read: Callable[[Rollout], Response]
+    scorer: RewardScorer
+    completions: Completions
+    progress: Progress
+    few: int = SHOWN
+    _failed: FailedRollouts = field(default_factory=FailedRollouts)
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Generates and scores the responses to all problems at once, so that no problem set waits
         for another's tail. `step` counts iterations; it is None outside of a training run. Raises
         UserError if the reward function cannot work, or if a response could not be sampled."""
         start = time.perf_counter()
-        size = self._asked.num_generations
+        size = self.asked.num_generations
         asked = [
             (number, prompt, sample)
-            for number, one in enumerate(self._sets)
+            for number, one in enumerate(self.sets)
             for prompt in one.prompts
             for sample in range(size)
         ]
-        scoring: Scoring[Rollout] = self._scorer.begin([x.text for _, x, _ in asked], self._read)
+        scoring: Scoring[Rollout] = self.scorer.begin([x.text for _, x, _ in asked], self.read)
         ended: dict[int, Rollout] = {}
         requests = [self._request(number, prompt, sample) for number, prompt, sample in asked]
         for i, done in ask(requests):
@@ -97,30 +88,30 @@ class Evaluator:
             ended[i] = to_rollout(prompt, sample, done)
             scoring.add(i, ended[i])
         rollouts = [ended[i] for i in sorted(ended)]
-        names = [self._sets[number].name for number, _, _ in asked]
-        with self._completions.kept(step, "eval", rollouts, names):
-            rewards = wait_for_rewards(scoring, self._progress, self._failed)
-        self._completions.write(step, "eval", rollouts, rewards, scoring.scores, names)
+        names = [self.sets[number].name for number, _, _ in asked]
+        with self.completions.kept(step, "eval", rollouts, names):
+            rewards = wait_for_rewards(scoring, self.progress, self._failed)
+        self.completions.write(step, "eval", rollouts, rewards, scoring.scores, names)
         total = self._evaluated(rollouts, rewards, scoring)
-        ends = accumulate(len(one.prompts) for one in self._sets)
+        ends = accumulate(len(one.prompts) for one in self.sets)
         parts = [
             total.part(one.name, slice(end - len(one.prompts), end))
-            for one, end in zip(self._sets, ends, strict=True)
+            for one, end in zip(self.sets, ends, strict=True)
         ]
         seconds = time.perf_counter() - start
-        few = self._few
+        few = self.few
         firsts = slice(0, few * size, size)  # one response to each problem
-        samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
+        samples = list(self.completions.samples(rollouts[firsts], rewards[firsts], few))
         return Evaluation(total, parts, seconds, samples)
 
     def _request(self, number: int, prompt: Prompt, sample: int) -> Request:
-        ids = (self._seed, EVAL, number, prompt.id, sample)
-        return sampling_request(self._sampling, prompt, ids, self._asked.temperature)
+        ids = (self.seed, EVAL, number, prompt.id, sample)
+        return sampling_request(self.sampling, prompt, ids, self.asked.temperature)
 
     def _evaluated(
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
     ) -> Evaluated:
-        shape = (-1, self._asked.num_generations)
+        shape = (-1, self.asked.num_generations)
         answers = scoring.each(lambda x: final_answer(x.completion, x.prompt))
         lengths = np.array([len(one.tokens) for one in rollouts])
         is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])

@@ -122,7 +122,7 @@ class Learner:
         )
         notify = files.progress.print
         self._skipped = {
-            role.name: NonFiniteSteps(files.folder, MOST_IN_A_ROW, notify, role.name)
+            role.name: NonFiniteSteps(MOST_IN_A_ROW, notify, role.name)
             for role in self._roles.trained
         }
         depth = setup.engine.specs.drafts.exit_layer if config.train else 0
@@ -209,7 +209,7 @@ class Learner:
     def note_skipped(self, step: int, learned: Learned) -> None:
         """Raises UserError if too many optimizer steps in a row of a role were skipped."""
         for name, result in learned.results.items():
-            self._skipped[name].note(step, learned.batch.mini_batches, result.applied)
+            self._skipped[name].note(step, result.applied)
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -42,13 +42,13 @@ def learn(run: Run) -> Drawn | None:
     return report.last
 
 
+@dataclass
 class Loop:
     """Runs iterations one after the other: each is complete before the next begins."""
 
-    def __init__(self, run: Run, steps: Steps, report: Report):
-        self.run = run
-        self.steps = steps
-        self.report = report
+    run: Run
+    steps: Steps
+    report: Report
 
     @contextmanager
     def completed(self) -> Iterator[None]:
@@ -124,6 +124,7 @@ class Begun:
     update: Future[Learned]
 
 
+@dataclass
 class OneBehind(Loop):
     """Iterations one step off-policy: while an update runs, the next batch is generated.
 
@@ -133,10 +134,8 @@ class OneBehind(Loop):
     policy for batch k + 2.
     """
 
-    def __init__(self, run: Run, steps: Steps, report: Report, thread: Executor):
-        super().__init__(run, steps, report)
-        self._thread = thread
-        self._begun: Begun | None = None
+    thread: Executor
+    _begun: Begun | None = None
 
     def iterate(self, step: int) -> None:
         """Collects a step's batch, completes the previous step, and begins this step's update."""
@@ -146,7 +145,7 @@ class OneBehind(Loop):
         with self.run.signals.held():  # from here on both steps are completed before a stop
             self._complete()
             clock = Stopwatch()
-            update = self._thread.submit(self.learn, found, clock)
+            update = self.thread.submit(self.learn, found, clock)
             self._begun = Begun(found, seconds, clock, update)
         self.report.evaluate_if_due(step)
 

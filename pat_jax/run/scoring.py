@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pat_jax.rl.rewards.outcome import describe_causes
 from pat_jax.rl.rewards.report import never_scored
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
+from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.roles.reward_models import RewardModels
 from pat_jax.run.start.sent_code import REWARDS
@@ -70,19 +72,19 @@ def try_out(
         progress.print(note)
 
 
+@dataclass
 class FailedRollouts:
     """Counts successive rollouts without any reward; more than `most` of them end the run."""
 
-    def __init__(self, most: int):
-        self._most = most
-        self._in_a_row = 0
+    most: int = MOST_IN_A_ROW
+    _in_a_row: int = 0
 
     def note(self, scoring: Scoring[Any]) -> None:
         has_failed = 0 < len(scoring.failures) == len(scoring.scores[0].scores)
         self._in_a_row = self._in_a_row + 1 if has_failed else 0
-        if self._in_a_row > self._most:
+        if self._in_a_row > self.most:
             raise UserError(
-                f"{self._in_a_row} rollouts in a row failed, more than {self._most}: "
+                f"{self._in_a_row} rollouts in a row failed, more than {self.most}: "
                 f"{never_scored(scoring.scores, scoring.failures)}"
             )
 

@@ -126,12 +126,9 @@ class ArithmeticProblems:
         stop = at.offset + size
         return [self[index] for index in range(at.offset, stop)], Cursor(0, stop)
 
-    def after(self, batches: int, size: int) -> Cursor:
-        return Cursor(0, batches * size)
-
     def batch(self, step: int, size: int) -> list[Prompt]:
         """Returns the prompts of iteration `step` if every iteration draws `size` prompts."""
-        return self.draw(self.after(step, size), size)[0]
+        return self.draw(Cursor(0, step * size), size)[0]
 
     def epochs(self, at: Cursor) -> None:
         """Returns None: the problems have no end, and so no epochs."""

@@ -56,16 +56,6 @@ class Problems:
         rows, after = self._epochs.draw(at, size)
         return [self._prompts[row] for row in rows], after
 
-    def after(self, batches: int, size: int) -> Cursor:
-        """Returns where the next batch begins after `batches` batches of `size` prompts, if none of
-        them skipped a repeated prompt. It is used for checkpoints without a cursor."""
-        epoch, position = divmod(batches, max(1, len(self) // size))
-        return Cursor(epoch, position * size)
-
-    def batch(self, step: int, size: int) -> list[Prompt]:
-        """Returns the prompts of iteration `step` if every iteration draws `size` prompts."""
-        return self.draw(self.after(step, size), size)[0]
-
     def epochs(self, at: Cursor) -> float:
         """Returns the number of passes over the prompts before `at`."""
         return at.epoch + min(1.0, at.offset / len(self))

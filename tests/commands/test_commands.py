@@ -104,7 +104,7 @@ def test_version(printed, name: str):
 
 
 def test_the_package_lists_its_commands():
-    found = listing.commands()
+    found = listing.COMMANDS
     assert set(found) == set(CLASSES)
     output = subprocess.run(
         [sys.executable, "-m", "pat_jax"], cwd=ROOT, capture_output=True, text=True, check=True

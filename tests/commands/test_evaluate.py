@@ -220,6 +220,7 @@ def test_mistakes_are_one_sentence_and_compile_nothing(run, refused, tmp_path, o
 
 
 COMMAND = ("-m", "pat_jax.evaluate")
+KEPT = Path("unfinished", "iteration-0.jsonl")
 RESUMED = [
     *("--batch", "4", "--devices", "2", "--layout", "dp2tp1", "--max_prompt_length", "160"),
     *("--max_completion_length", "150", "--num_generations", "2", "--reward", "math"),
@@ -235,7 +236,7 @@ def given_options(tmp_path_factory) -> list[str]:
 
 def kill_after(out: Path, num_lines: int, *options: str) -> None:
     """Begins an evaluation that dies with so many responses on disk, at least."""
-    process, kept = start(*options, "--out", str(out), program=COMMAND), out / "responses.jsonl"
+    process, kept = start(*options, "--out", str(out), program=COMMAND), out / KEPT
     deadline = time.monotonic() + 200
     while not (kept.exists() and kept.read_bytes().count(b"\n") >= num_lines):
         assert time.monotonic() < deadline and process.poll() is None
@@ -256,9 +257,9 @@ def test_a_killed_evaluation_goes_on_bit_for_bit(given_options: list[str], tmp_p
     finish(start(*given_options, "--out", str(whole), program=COMMAND))
     kill_after(killed, 20, *given_options)
     assert not (killed / "results.json").exists()
-    before = (killed / "responses.jsonl").read_bytes().count(b"\n")
+    before = (killed / KEPT).read_bytes().count(b"\n")
     assert 20 <= before < 100
-    with (killed / "responses.jsonl").open("ab") as file:
+    with (killed / KEPT).open("ab") as file:
         file.write(b'{"place": 99, "tok')  # as a kill in the middle of a write leaves it
     (killed / "completions.jsonl").write_text("{}\n")  # or one while completions are written
     output = finish(start("--resume", "--out", str(killed), program=COMMAND))
@@ -302,7 +303,7 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
     found = completions(broken)
     assert [line["completion"] for line in found] == kept and len(kept) == 8
     assert [line["reward"] for line in found] == [len(text) for text in kept]
-    assert not (broken / "responses.jsonl").exists()
+    assert not (broken / KEPT).parent.exists()
     assert "8 responses are there already" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from runs import TINY, finish, named, start, without_times
 
 import pat_jax
 from pat_jax import UserError
-from pat_jax.__main__ import commands
+from pat_jax.__main__ import COMMANDS
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics
@@ -148,7 +148,7 @@ def test_options_are_read_before_jax_is_imported():
         "    except Exception as error:\n        print(name, error)\n"
         "    print(name, {'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
     )
-    names = sorted(commands())
+    names = sorted(COMMANDS)
     done = subprocess.run(
         [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True
     )
@@ -164,7 +164,7 @@ def test_every_name_is_there_and_says_what_it_does(name: str):
 
 
 # `compare` takes runs, and not the options of one.
-FUNCTIONS = [name for name in pat_jax.__all__ if name in commands() and name != "compare"]
+FUNCTIONS = [name for name in pat_jax.__all__ if name in COMMANDS and name != "compare"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -12,6 +12,7 @@ from fakes import SPLITS
 from profiles import save_profile
 
 from pat_jax import simulate
+from pat_jax.common.json_text import of_json
 from pat_jax.common.text_table import percent
 from pat_jax.config.command_line import dump
 from pat_jax.config.rollout import RolloutConfig
@@ -137,7 +138,7 @@ class TestTrace:
         assert (
             "--speculation.num_draft_tokens" in numbers and "expected 1 3 7 with --trace" in numbers
         )
-        trace = RolloutTrace.from_fields(json.loads(path.read_text()))
+        trace = of_json(RolloutTrace, json.loads(path.read_text()))
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
         assert "no times of dp1tp9, in which the rollout ran" in output()
         path.write_text(replace(trace, sequences=()).to_json())

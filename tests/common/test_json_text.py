@@ -6,6 +6,8 @@ import json
 import logging
 import pickle
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import MOST_CHARACTERS, UserError, printable
-from pat_jax.common.json_text import MAX_DEPTH, JsonError, parse_json
+from pat_jax.common.json_text import MAX_DEPTH, JsonError, of_json, parse_json
 from pat_jax.common.rules import OptionError
 from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
@@ -122,6 +124,56 @@ def test_the_log_of_a_run_shows_it(tmp_path, monkeypatch):
     logging.getLogger("pat_jax.of_a_test").warning("said %s", HOSTILE)
     package.handlers[0].close()
     assert (tmp_path / "run.log").read_text().endswith(f"said {SHOWN}\n")
+
+
+class Point(NamedTuple):
+    x: int
+    y: float = 0.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    name: Literal["a", "b"]
+    points: tuple[Point, ...]
+    pair: tuple[int, str]
+    limit: int = None  # pyright: ignore[reportAssignmentType]  # as an option that is auto
+    score: float | None = 1.0
+    rows: list[dict[str, str]] = field(default_factory=list)
+
+
+KEPT = Kept("a", (Point(1, 2.5),), (3, "c"), None, None, [{"role": "user"}])  # pyright: ignore
+
+
+def test_a_dataclass_comes_back_from_json():
+    content = asdict(KEPT) | {"points": [{"x": 1, "y": 2.5}]}
+    assert of_json(Kept, json.loads(json.dumps(content))) == KEPT
+    assert of_json(Kept, content) == KEPT
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "c"},
+        {"points": [{"x": 1.5}]},
+        {"points": [{"y": 1.0}]},
+        {"points": "ab"},
+        {"points": None},
+        {"pair": [3]},
+        {"pair": ["c", 3]},
+        {"pair": [True, "c"]},
+        {"pair": [2**63, "c"]},
+        {"limit": "3"},
+        {"score": "1"},
+        {"score": []},
+        {"rows": [{"role": 1}]},
+        {"rows": {"role": "user"}},
+        {"other": 1},
+    ],
+)
+def test_a_field_of_another_type_is_refused(wrong: dict[str, object]):
+    content = asdict(KEPT) | {"points": [{"x": 1, "y": 2.5}]} | wrong
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        of_json(Kept, content)
 
 
 class Hostile(CharTokenizer):

@@ -244,7 +244,7 @@ def test_a_shape_and_a_preset_are_told_apart():
         ("rollout: 3\n", "rollout in FILE, line 1 is no list of `name: value`."),
         ("seed: 1\nseed: 2\n", "option --seed is given twice in FILE, line 2: keep one."),
         ("seed: 1\nsteps: 3: 4\n", "cannot read FILE, line 2: not YAML, mapping values"),
-        ("steps: \x01\n", "cannot read FILE: it is not YAML text."),
+        ("steps: \x01\n", "cannot read FILE: expected YAML text of options, in UTF-8."),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file_and_the_line(config_file, text: str, message: str):
@@ -254,7 +254,7 @@ def test_a_mistake_in_a_file_names_the_file_and_the_line(config_file, text: str,
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
     (tmp_path / "weights").write_bytes(b"\xff\xfe\x00")
-    assert "not UTF-8" in mistake("--config", str(tmp_path / "weights"))
+    assert "in UTF-8" in mistake("--config", str(tmp_path / "weights"))
 
 
 @pytest.mark.parametrize("text", ["# nothing\n", "rollout:\n"])

@@ -55,10 +55,6 @@ def test_a_changed_batch_size_goes_on_behind_what_has_been_drawn():
         batch, cursor = source.draw(cursor, size)
         seen += ids(batch)
     assert len(set(seen)) == 35 and source.epochs(cursor) == pytest.approx(35 / 43)
-    # Where a run has had one size, its place follows from how many batches there were.
-    for step in range(12):
-        assert source.draw(source.after(step, 9), 9)[0] == source.batch(step, 9)
-    assert source.after(5, 9) == Cursor(1, 9)
 
 
 def test_a_checksum_is_of_what_is_asked_and_what_rewards_are_told():

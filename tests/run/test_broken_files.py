@@ -20,22 +20,19 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.wire import to_bytes
 from pat_jax.common.json_text import parse_json
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import role_table
 from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
-from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.texts import BESIDE
-from pat_jax.evaluation.folder import KeptResponses
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.data.arithmetic import ArithmeticProblems
 from pat_jax.rl.data.splits import Subset
 from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import RolloutJournal
-from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.meta import as_written, newest_meta, read_meta
-from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.files.folder import CONFIG_FILE, SAMPLES_FILE, options_of_run
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
@@ -44,9 +41,6 @@ from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.roles.export import _written
 from pat_jax.run.roles.saved_policy import SavedPolicy
 from pat_jax.run.sft.loop import Drawn
-from pat_jax.run.start.earlier_texts import as_bytes as earlier_bytes
-from pat_jax.run.start.earlier_texts import put_bytes
-from pat_jax.run.start.exit_head_state import of_bytes
 from pat_jax.run.start.init_state import _resumed
 from pat_jax.run.start.shaping import Shaping
 from pat_jax.run.start.totals import Totals
@@ -67,10 +61,6 @@ JUNK = st.binary(max_size=200)
 def read_result(path: Path) -> None:
     with ResultFile(path, resume=True):
         pass
-
-
-def read_kept(path: Path) -> None:
-    KeptResponses(path).close()
 
 
 def read_unfinished(path: Path) -> None:
@@ -130,16 +120,21 @@ def read_note(path: Path) -> None:
 TRACE = RolloutTrace(
     (0.0, 1.0), (0, 4), (8, 2), ("dp2tp1", "dp1tp2"), 2.0, 9, (Move(4, 2, "dp2tp1", "dp1tp2", 0.1, 1, 0.1, "migrate", "x", 2, (2, 2), MovedBytes(9)),)
 )  # fmt: skip
-KEPT = {"place": 0, "request": 5, "tokens": [1, 2], "truncated": False}
-UNFINISHED = {"batch": 0, "place": 1, "policy": 7, "request": 3, "tokens": [1], "truncated": True}
+DONE = Completion(np.array([1, 2], np.int32), np.zeros(2, np.float32), is_truncated=False)
+UNFINISHED = {
+    "batch": 0,
+    "place": 0,
+    "policy": 7,
+    "request": 5,
+    "completion": to_bytes(DONE).decode(),
+}
 META = {
     "fingerprint": {"a": 1},
     "meta": {"config": "model: tiny\ncompute_dtype: float32\n", "step": 4},
 }
 FILES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
     "results": (read_result, {"line": 1, "sample": 0, "text": "a"}, "\n"),
-    "kept responses": (read_kept, KEPT, "\n"),
-    "unfinished": (read_unfinished, UNFINISHED | {"logprobs": "AAAAAA=="}, "\n"),
+    "unfinished": (read_unfinished, UNFINISHED, "\n"),
     "scores": (read_unfinished, {"batch": 0, "place": 1, "function": "f", "score": 1.0, "numbers": {"a": 1}}, "\n"),
     "metrics": (read_run, {"step": 1, "time": 3.0, "reward/mean": 0.5, "timing/rollout": 1.0}, "\n"),
     "resumed": (read_run, {"event": "resume", "step": 1}, "\n"),
@@ -226,7 +221,6 @@ def resume_from(meta: Any) -> None:
 
 def test_a_sound_history_is_read():
     resume_from(HISTORY)
-    resume_from({"lengths": HISTORY["lengths"]})  # of an early version
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,7 +249,7 @@ def test_a_wild_history(where: int, wild: str, gone: bool):
 )
 def test_a_wild_history_of_fine_tuning(drawn: object):
     with pytest.raises(UserError, match=r"/run/4/meta/metadata is not"), as_written(Path("/run/4")):
-        declared(Drawn.from_json({"drawn": drawn} if drawn != {} else {}))
+        Drawn.from_json({"drawn": drawn} if drawn != {} else {})
 
 
 @pytest.mark.parametrize(
@@ -289,28 +283,6 @@ def test_samples(tmp_path_factory, where: int, wild: str):
         read_samples(folder)
     except UserError as error:
         assert str(path) in str(error)
-
-
-@SOME
-@given(where=ANYWHERE, wild=WILD)
-@example(where=0, wild=DEEP)
-def test_what_lies_beside_checkpoints(where: int, wild: str):
-    """Sealed again, as by somebody who means it."""
-    responses = EarlierResponses(1000, 100, BESIDE)
-    responses.put([1, 2], [np.array([3, 4], np.int32)])
-    body = earlier_bytes(responses, 5).partition(b"\n")[2]
-    line, _, tokens = body.partition(b"\n")
-    told = with_wild(json.loads(line), where, wild).encode()
-    found = EarlierResponses(1000, 100, BESIDE)
-    for call in (
-        lambda: put_bytes(sealed("earlier responses", told + b"\n" + tokens), 5, found),
-        lambda: of_bytes(sealed("exit head", told + b"\n" + tokens), 5),
-        lambda: of_bytes(sealed("exit head", b'{"layer": 5}\n' + told), 5),
-    ):
-        try:
-            call()
-        except ValueError as error:
-            assert len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/full")])

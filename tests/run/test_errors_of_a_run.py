@@ -198,6 +198,6 @@ def test_a_run_stopped_before_its_first_step_ends_at_once_and_begins_anew(tmp_pa
         pass
     process.send_signal(signal.SIGINT)
     output = finish(process, code=130)
-    assert "stopped by SIGINT: nothing was done yet" in output and "Traceback" not in output
+    assert "stopped by SIGINT: no checkpoint is written yet" in output and "Traceback" not in output
     output = run(*here, "--resume", "--steps", "1")
     assert "no checkpoint to resume from: the run begins anew" in output

@@ -73,13 +73,6 @@ def test_what_is_not_finite_is_valid_json_and_comes_back_as_nan(tmp_path: Path):
     assert math.isnan(read_metrics(tmp_path / METRICS_FILE)[0]["train/kl"])
 
 
-def test_events_are_lines_of_their_own(tmp_path: Path):
-    with MetricsWriter(tmp_path) as metrics:
-        metrics.event("layout dropped", layout="dp1tp8", reason="2 kv heads")
-    assert json.loads((tmp_path / METRICS_FILE).read_text())["layout"] == "dp1tp8"
-    assert read_metrics(tmp_path / METRICS_FILE) == []
-
-
 @pytest.mark.parametrize(
     ("metrics", "error"),
     [

@@ -15,6 +15,7 @@ from traces import SWITCH, TRACE
 from pat_jax.common.errors import UserError
 from pat_jax.common.html.charts import Line, Plot
 from pat_jax.common.html.figure import LETTER, Figure
+from pat_jax.common.json_text import of_json
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.executor import Collected
 from pat_jax.engine.record.plot import draw_rollout, plot_rollout
@@ -81,7 +82,7 @@ def test_the_curve_falls_where_sequences_end(tmp_path: Path):
     plot_rollout(trace, tmp_path / "rollout.svg")
     (plot,) = draw_rollout(trace).plots
     assert curve(plot).points == [(0.25, 0), (0.25, 3), (0.875, 2), (2.5, 1), (3.4375, 0)]
-    assert RolloutTrace.from_fields(json.loads((tmp_path / "rollout.json").read_text())) == trace
+    assert of_json(RolloutTrace, json.loads((tmp_path / "rollout.json").read_text())) == trace
 
 
 def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
@@ -166,7 +167,7 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
     assert report.by_source == [[40, 13, 1], [4, 2, 0], [20, 15, 2]]
     assert drafts.predicted_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
     assert drafts.saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
-    assert RolloutTrace.from_fields(json.loads(report.trace.to_json())) == report.trace
+    assert of_json(RolloutTrace, json.loads(report.trace.to_json())) == report.trace
 
 
 OF_TWO_BURSTS = RolloutTrace((0.0, 1.0), (0, 8), (4, 2), ("dp2tp1", "dp1tp2"), 2.0, 16)

@@ -26,6 +26,7 @@ from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.start.heldout import HeldoutSet
 from pat_jax.run.start.init_state import _resumed
 from pat_jax.run.start.task import Task
+from pat_jax.run.start.totals import Totals
 
 STEPS = 12
 FEW = 4  # requests of a rollout's eight
@@ -142,13 +143,18 @@ def resumed(now: Task, **meta: Any):
     config = parse(["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"])
     models = {role.name: SimpleNamespace(role=role) for role in role_table(config, "cpu")}
     setup: Any = SimpleNamespace(task=now, config=config, roles=SimpleNamespace(models=models))
-    known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}
+    known = {
+        "lengths": LengthModel.empty(8).to_json(),
+        "problems": now.checksums,
+        "base_checksum": None,
+        **Totals(3, 20).to_json(),
+        **meta,
+    }
     found = 3, {"train": "state"}, known
     return _resumed(setup, run, found, {"base_checksum": None}), output
 
 
 BEFORE = task(prompts(40), prompts(5))
-EARLIER = {"config": "rollout: {prompts_per_step: 8}"}
 
 
 @pytest.mark.parametrize(
@@ -171,8 +177,3 @@ def test_it_goes_on_behind_what_was_drawn_with_another_batch_size_too():
     began, _ = resumed(BEFORE, cursor={"epoch": 1, "offset": 12}, batches_drawn=9, tokens_drawn=50)
     assert began.totals.cursor == Cursor(1, 12)
     assert (began.totals.batches, began.totals.tokens, began.steps_done) == (9, 50, 3)
-
-
-def test_older_checkpoints_go_on_and_know_of_no_change():
-    began, output = resumed(task(prompts(40), prompts(9)), batches_drawn=7, **EARLIER)
-    assert began.totals.cursor == Cursor(1, 16) and not output  # of five batches of 8 an epoch

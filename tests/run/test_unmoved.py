@@ -19,11 +19,10 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.train_batch import MicroBatch, TrainBatch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.rl.rewards.weighted_sum import ScoresByFunction
 from pat_jax.run import learning
-from pat_jax.run.checkpoints.skipped_steps import FOLDER, NonFiniteSteps
+from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import ScoredGroups
 from pat_jax.run.learning import nothing_to_learn, training_batch
 from pat_jax.run.logging.metrics import read_metrics
@@ -165,65 +164,40 @@ def test_a_run_that_learns_nothing(tmp_path: Path):
     assert [[row[f"train/{name}"] for name in names] for row in learned[:2]] == [[None] * 6] * 2
 
 
-def micro(value: int) -> MicroBatch:
-    rows = np.full((2, 3), value, np.int32)
-    return MicroBatch(rows, rows, rows, rows / 2, {"advantages": np.full((2, 3), np.nan)})
-
-
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=8), st.integers(0, 4))
-def test_it_ends_with_the_first_row_that_is_too_long(tmp_path_factory, steps, most):
-    skipped = NonFiniteSteps(tmp_path_factory.mktemp("run"), most, lambda _: None)
+def test_it_ends_with_the_first_row_that_is_too_long(steps, most):
+    skipped = NonFiniteSteps(most, lambda _: None)
     before = ""
     for number, applied in enumerate(steps):
         before += "".join(" " if one else "x" for one in applied)
         longest = max(map(len, before.split()), default=0)
         if longest > most:
             with pytest.raises(UserError, match=f"{longest} optimizer steps in a row"):
-                skipped.note(number, [[micro(0)]], applied)
+                skipped.note(number, applied)
             return
-        skipped.note(number, [[micro(0)]], applied)
+        skipped.note(number, applied)
 
 
-def test_what_was_to_be_learned_is_there_to_be_looked_into(tmp_path: Path):
+def test_what_is_left_out_is_said():
     output: list[str] = []
-    skipped = NonFiniteSteps(tmp_path, 3, output.append)
-    # Two optimizer steps, gone through twice.
-    skipped.note(1, [[micro(1), micro(2)], [micro(3)]], [True] * 4)
-    assert not output and not (tmp_path / FOLDER).exists()
-    skipped.note(2, [[micro(1), micro(2)], [micro(3)]], [True, True, False, True])
-    path = tmp_path / FOLDER / "step-2.npz"
+    skipped = NonFiniteSteps(3, output.append)
+    skipped.note(1, [True] * 4)
+    assert not output
+    skipped.note(2, [True, True, False, True])
     assert output == [
-        "step 2: 1 of 4 optimizer steps left out, their gradient not finite (NaN or infinite); what they "
-        f"were to learn is in {path}"
+        "step 2: 1 of 4 optimizer steps left out, their gradient not finite (NaN or infinite)"
     ]
-    found = np.load(path)
-    names = ("tokens", "positions", "weights", "responses", "advantages")
-    assert set(found) == {f"0.{j}.{name}" for j in range(2) for name in names}
-    np.testing.assert_array_equal(found["0.1.tokens"], micro(2).tokens)
-    np.testing.assert_array_equal(found["0.0.weights"], micro(1).weights)
-    assert np.isnan(found["0.0.advantages"]).all()
 
 
-def test_the_newest_few_are_kept_and_a_disk_that_takes_none_ends_nothing(tmp_path: Path):
-    output: list[str] = []
-    skipped = NonFiniteSteps(tmp_path, 2, output.append)
-    for step in range(9, 14):
-        skipped.note(step, [[micro(step)]], [False])
-        skipped.note(step, [[micro(step)]], [True])
-    kept = {path.name for path in (tmp_path / FOLDER).iterdir()}
-    assert kept == {"step-12.npz", "step-13.npz"}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / FOLDER).write_text("in the way")
-    NonFiniteSteps(tmp_path / "other", 2, output.append).note(1, [[micro(1)]], [False])
-    assert output[-1].endswith("not finite (NaN or infinite)")
-
-
-def test_the_sentence_that_ends_a_run(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("role", "rate"), [("train", "optimizer.learning_rate"), ("critic", "critic.learning_rate")]
+)
+def test_the_sentence_that_ends_a_run(role: str, rate: str):
     with pytest.raises(UserError) as error:
-        NonFiniteSteps(tmp_path, 0, lambda _: None).note(7, [[micro(0)]], [False])
+        NonFiniteSteps(0, lambda _: None, role).note(7, [False])
     output = str(error.value)
-    assert "\n" not in output and "the last in step 7; what they were to learn is in " in output
-    assert "expected at most 0; lower --optimizer.learning_rate, or resume" in output
+    assert "\n" not in output and "the last in step 7: expected at most 0; " in output
+    assert f"lower --{rate}, or resume" in output
 
 
 class Spoilt:
@@ -231,7 +205,6 @@ class Spoilt:
 
     def __init__(self) -> None:
         self.states: list[TrainState] = []
-        self.batches: list[TrainBatch] = []
 
     def __call__(self, algorithm, scored, rewards, read, **options) -> Any:
         batch, measured = training_batch(algorithm, scored, rewards, read, **options)
@@ -241,7 +214,6 @@ class Spoilt:
             batch = batch.with_column("advantages", nan)
         (states,) = read.args
         self.states.append(jax.device_get(states["train"]))
-        self.batches.append(batch)
         return batch, measured
 
 
@@ -259,7 +231,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     with open_scorer(setup.task.rewards, config.reward_limits) as scorer:
         signals = StopSignals()
         with files_of(setup, signals) as files, opened(setup, scorer, signals, files) as run:
-            words = r"4 optimizer steps in a row .* the last in step 3; "
+            words = r"4 optimizer steps in a row .* the last in step 3: "
             with pytest.raises(UserError, match=words):
                 learn(run)
     rows = read_metrics(tmp_path / "metrics.jsonl")
@@ -268,10 +240,3 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     # What was learned before is as it was.
     assert [state.step for state in poisoned.states] == [0, 2, 2]
     assert_same_bits(jax.device_get(run.learner.state), poisoned.states[1])
-    for step, batch in enumerate(poisoned.batches[1:], start=2):
-        kept = np.load(tmp_path / "skipped" / f"step-{step}.npz")
-        assert len(batch.mini_batches) == 2
-        for i, mini in enumerate(batch.mini_batches):
-            for j, micro in enumerate(mini):
-                np.testing.assert_array_equal(kept[f"{i}.{j}.tokens"], micro.tokens)
-                assert np.isnan(kept[f"{i}.{j}.advantages"]).any()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, Self
 
@@ -72,34 +73,28 @@ class Peer:
             raise OSError("what was received is of no process of this run")
         try:
             message = wire.of_bytes(written)
-        except (ValueError, TypeError, LookupError, AttributeError, ImportError) as error:
+        except wire.UNREADABLE as error:
             raise OSError(f"what was received cannot be read ({error})") from None
         self._heard = time.monotonic()
         return message
 
 
+@dataclass
 class Link:
     """One process's connections: from the first to all others, from any other to the first.
 
-    Args:
+    Attributes:
       heard: called on a peer's thread with each message except values, goodbyes and heartbeats.
       lost: called with a lost peer and the reason, on any thread.
       beat: called for each heartbeat; returns where this process's main thread is.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[Peer],
-        heard: Callable[[Peer, Message], None],
-        lost: Callable[[Peer, str], None],
-        beat: Callable[[], At],
-    ):
-        self.peers = peers
-        self._heard = heard
-        self._lost = lost
-        self._beat = beat
-        self._is_over = False
-        self._posted: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    peers: Sequence[Peer]
+    heard: Callable[[Peer, Message], None]
+    lost: Callable[[Peer, str], None]
+    beat: Callable[[], At]
+    _is_over: bool = False
+    _posted: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
 
     def start(self) -> None:
         """Listens to the peers from now on. A peer may be gone already: `lost` must be able to use
@@ -139,13 +134,13 @@ class Link:
                 elif message.kind == "alive":
                     peer.at = message.content
                 else:
-                    self._heard(peer, message)
+                    self.heard(peer, message)
         except (EOFError, OSError):
             self._give_up(peer, "has ended")
 
     def _watch(self) -> None:
         while not self._is_over:
-            self.send(Message("alive", content=self._beat()))
+            self.send(Message("alive", content=self.beat()))
             with suppress(queue.Empty):
                 self.send(self._posted.get(timeout=SILENCE_S / 4))
             for peer in self.peers:
@@ -154,7 +149,7 @@ class Link:
 
     def _give_up(self, peer: Peer, why: str) -> None:
         if not (self._is_over or peer.has_left):
-            self._lost(peer, why)
+            self.lost(peer, why)
 
 
 _CODE_BYTES = 32

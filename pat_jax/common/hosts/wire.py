@@ -1,5 +1,5 @@
-"""Writes what processes send each other as JSON. Reading it unpickles nothing and calls no
-function.
+"""Writes what processes send each other, and responses on disk, as JSON. Reading it unpickles
+nothing and calls no function.
 
 Writes plain values, containers and arrays, and the dataclasses, named tuples and enums of this
 package. Reading sets their fields without calling a constructor. Does not know what they mean.
@@ -19,6 +19,8 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 
+# What `of_bytes` raises.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ImportError)
 _PACKAGE = "pat_jax."
 
 
@@ -29,8 +31,8 @@ def to_bytes(value: object) -> bytes:
 
 
 def of_bytes(content: bytes) -> Any:
-    """Returns the value that `to_bytes` wrote as `content`. Raises ValueError, TypeError,
-    LookupError, AttributeError or ImportError if `content` is anything else."""
+    """Returns the value that `to_bytes` wrote as `content`. Raises one of `UNREADABLE` if `content`
+    is anything else."""
     return json.loads(content, object_hook=_read)
 
 

@@ -54,20 +54,12 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
         found = list(_walk(root, "", title, options)) if root else []
     except OSError as error:
         raise UserError(f"cannot read {title}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {title}: it is not UTF-8 text.") from None
-    except ValueError:  # a NUL in the path
-        raise UserError(f"cannot read {title}: no file can have this name; correct it.") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"cannot read {title}{line}: not YAML, {error.problem}.") from None
-    except yaml.YAMLError:
-        raise UserError(f"cannot read {title}: it is not YAML text.") from None
-    except RecursionError:
-        raise UserError(
-            f"cannot read {title}: it is nested too deeply; expected sections of options."
-        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # such as bytes, or nested too deeply
+        raise UserError(f"cannot read {title}: expected YAML text of options, in UTF-8.") from None
     settings: dict[str, Setting] = {}
     for name, setting in found:
         if name in settings:

@@ -6,7 +6,6 @@ Knows numbers and names. Does not know who measured them.
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
 
 from pat_jax.engine.sequences.prefill_calls import MovedBytes
 from pat_jax.planning.types import MIGRATE_ALL, BurstResult, Carry, DraftPrediction
@@ -140,26 +139,3 @@ class RolloutTrace:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Makes a trace from the result of `dataclasses.asdict(trace)`. Raises ValueError,
-        TypeError, KeyError or AttributeError if `fields` has another form."""
-        fields = dict(fields)
-        moves = tuple(map(_move, fields.pop("moves")))
-        drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))
-        return cls(**_with_tuples(fields), moves=moves, drafts=drafts)
-
-
-def _move(fields: dict[str, Any]) -> Move:
-    sent = fields["sent"]
-    rest = _with_tuples({name: x for name, x in fields.items() if name != "sent"})
-    return Move(**rest, sent=None if sent is None else MovedBytes(**sent))
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _as_tuple(x) for name, x in fields.items()}
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

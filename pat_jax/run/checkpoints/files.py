@@ -19,6 +19,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
+JOURNAL = "unfinished"  # there, and in that of an evaluation: responses (`journal.py`)
 MANIFEST = "pat_jax_files.json"
 METADATA = "meta/metadata"  # a file that every checkpoint has
 # The least share of its bytes that a trained policy takes on disk. Seen: 0.93 for random numbers,

@@ -1,11 +1,11 @@
-"""Keeps responses and their scores on disk until a checkpoint covers their iteration.
+"""Keeps responses and their scores on disk until a checkpoint covers their iteration, or until an
+evaluation has its results.
 
 A run that is resumed after a kill reads them instead of generating them again. A response is reused
 if its request is the same and the policy has the same bits. Knows requests, scores and files. Does
 not know what generates, nor what scores.
 """
 
-import base64
 import logging
 import math
 import os
@@ -15,19 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from pat_jax.common.files import PatientFile, whole_lines
+from pat_jax.common.hosts import wire
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, Score
-from pat_jax.run.checkpoints.files import checkpoints_in
+from pat_jax.run.checkpoints.files import JOURNAL, checkpoints_in
 
-FOLDER = "unfinished"  # in the run's folder, with a file for each iteration
-
-ROUTES = "<i2"  # how the numbers of experts are written
 log = logging.getLogger(__name__)
 Ask = Callable[[Sequence[int]], Iterator[tuple[int, Completion]]]
 Scores = dict[str, Score]  # of a response, by function
@@ -46,7 +42,7 @@ class RolloutJournal:
     """The journal of one run. Unless it `is_on`, nothing is written or read."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
-        self._folder = run / FOLDER
+        self._folder = run / JOURNAL  # with a file for each iteration
         self._checkpoints = checkpoints
         self._is_on = is_on
 
@@ -92,22 +88,17 @@ class RolloutJournal:
                 path.unlink()
 
 
+@dataclass
 class Iteration:
     """The journal of one iteration, which may draw several batches."""
 
-    def __init__(
-        self,
-        policy: int,
-        before: dict[tuple[int, int], SavedResponse] | None = None,
-        file: PatientFile | None = None,
-    ):
-        self.policy = policy
-        self._before = before or {}
-        self._file = file
-        self._writes = threading.Lock()  # scores come from a thread of their own
+    policy: int
+    before: dict[tuple[int, int], SavedResponse] = field(default_factory=dict)
+    _file: PatientFile | None = None
+    _writes: threading.Lock = field(default_factory=threading.Lock)  # scores come from a thread
 
     def batch(self, number: int) -> "Batch":
-        before = {place: one for (batch, place), one in self._before.items() if batch == number}
+        before = {place: one for (batch, place), one in self.before.items() if batch == number}
         return Batch(number, self, before)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -119,6 +110,9 @@ class Iteration:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._file is not None:
             with self._writes:
                 self._file.close()
@@ -176,22 +170,18 @@ class Batch:
                 self.keep(place, one.name, score)
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
-        row = {"policy": self.iteration.policy, **response_row(request, done)}
-        row["logprobs"] = _text(done.logprobs)
-        if done.unfiltered_logprobs is not None:
-            row["unfiltered"] = _text(done.unfiltered_logprobs)
-        if done.routed_experts is not None:
-            row["routes"] = _text(done.routed_experts, ROUTES), done.routed_experts.shape[1:]
-        self._write_row(place, row)
+        row = {"policy": self.iteration.policy, "request": request.checksum}
+        self._write_row(place, row | {"completion": wire.to_bytes(done).decode()})
 
     def _write_row(self, place: int, row: dict[str, Any]) -> None:
         self.iteration.write({"batch": self.number, "place": place} | row)
 
 
-def response_row(request: Request, done: Completion) -> dict[str, Any]:
-    """Returns the JSON fields of a response, except for its log-probabilities and experts."""
-    tokens = done.tokens.tolist()
-    return {"request": request.checksum, "tokens": tokens, "truncated": done.is_truncated}
+def _completion(row: dict[str, Any]) -> Completion:
+    done = wire.of_bytes(row["completion"].encode())
+    if not isinstance(done, Completion):
+        raise TypeError(f"a {type(done).__name__} is no completion")
+    return done
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
@@ -208,29 +198,9 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedRes
                     found[at] = SavedResponse(int(row["request"]), _completion(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
-        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+        except (*wire.UNREADABLE, OverflowError) as error:
             log.warning("a line of an unfinished iteration is left out: %r", error)
     return found
-
-
-def _completion(row: dict[str, Any]) -> Completion:
-    tokens = np.array(row["tokens"], np.int32)
-    logprobs = _numbers(row["logprobs"])
-    unfiltered = _numbers(row["unfiltered"]) if "unfiltered" in row else None
-    for one in (logprobs, unfiltered):
-        if one is not None and one.shape != tokens.shape:
-            raise ValueError(f"{len(one)} log-probabilities of {len(tokens)} tokens")
-    routes = None
-    if "routes" in row:
-        text, shape = row["routes"]
-        routes = _numbers(text, ROUTES).reshape(-1, *map(int, shape))
-    return Completion(
-        tokens,
-        logprobs,
-        bool(row["truncated"]),
-        unfiltered_logprobs=unfiltered,
-        routed_experts=routes,
-    )
 
 
 def _score(row: dict[str, Any]) -> Score:
@@ -239,12 +209,3 @@ def _score(row: dict[str, Any]) -> Score:
     if value is None:
         return Failure(Cause.NONE, "returned None"), numbers
     return float(value), numbers
-
-
-def _text(numbers: np.ndarray, dtype: str = "<f4") -> str:
-    """Encodes the numbers bit for bit, in base64."""
-    return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
-
-
-def _numbers(text: str, dtype: str = "<f4") -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype).astype(dtype[1:])

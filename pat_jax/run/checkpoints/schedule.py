@@ -5,6 +5,7 @@ Knows steps and what to tell the user. Does not know files (`checkpoint.py`) or 
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -13,40 +14,38 @@ from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError, is_gone
 PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoint of a run
 
 
+@dataclass
 class Saves:
     """The checkpoints of a run of `steps`: one every `every` steps, and one at its end. A failed
     save is reported, and each further step is saved until one succeeds; training continues."""
 
-    def __init__(
-        self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
-    ):
-        self._checkpoints = checkpoints
-        self._notify = notify
-        self._every = every
-        self._steps = steps
-        self._has_failed = False
+    checkpoints: Checkpointer
+    every: int
+    steps: int
+    notify: Callable[[str], None]
+    _has_failed: bool = False
 
     def is_due(self, step: int) -> bool:
         """Returns whether `step` is to be saved, after checking whether the last save failed."""
-        self._guarded(self._checkpoints.check)
-        return self._has_failed or step % self._every == 0 or step == self._steps
+        self._guarded(self.checkpoints.check)
+        return self._has_failed or step % self.every == 0 or step == self.steps
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        self._guarded(self._checkpoints.wait)  # if the last save failed, this one still begins
+        self._guarded(self.checkpoints.wait)  # if the last save failed, this one still begins
         self._has_failed = False
-        self._guarded(lambda: self._checkpoints.save(step, state, meta))
+        self._guarded(lambda: self.checkpoints.save(step, state, meta))
 
     def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
         """Returns when `step` is on disk. Raises UserError if several attempts to save it fail."""
         for pause in (*PAUSES_S, None):
             try:
-                self._checkpoints.save(step, state, meta)
-                self._checkpoints.wait()
+                self.checkpoints.save(step, state, meta)
+                self.checkpoints.wait()
                 return
             except SaveError as error:
                 if pause is None:
                     raise UserError(f"{error}; make room, then go on with --resume.") from None
-                self._notify(f"{error}; it is tried again in {pause:.0f} s")
+                self.notify(f"{error}; it is tried again in {pause:.0f} s")
                 time.sleep(pause)
 
     def stop(self, step: int, state: Any, meta: Mapping[str, Any]) -> str:
@@ -59,16 +58,11 @@ class Saves:
             return str(error).removesuffix(".")
         return f"the policy after step {step} is saved"
 
-    def newest(self) -> str:
-        """Returns a clause about the newest checkpoint, for when there is nothing new to save."""
-        step = self._checkpoints.latest_step()
-        return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
-
     def on_disk(self) -> str:
         """Returns a clause about the newest complete checkpoint on disk. Looks at files only, so
         that it can be called at any moment."""
         try:
-            step = self._checkpoints.newest_on_disk()
+            step = self.checkpoints.newest_on_disk()
         except OSError as error:
             return f"the checkpoints cannot be read ({error.strerror})"
         stays = f"the checkpoint of step {step} stays"
@@ -79,4 +73,4 @@ class Saves:
             attempt()
         except SaveError as error:
             self._has_failed = True
-            self._notify(f"{error}; training goes on, and the next step is saved.")
+            self.notify(f"{error}; training goes on, and the next step is saved.")

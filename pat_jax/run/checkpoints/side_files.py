@@ -1,22 +1,24 @@
 """Optional files beside a run's checkpoints: a resumed run uses them, but can do without.
 
-Knows files. Does not know what is in them.
+A file has a line with the checksum of the rest, which is an .npz archive. Knows arrays by their
+names. Does not know what they are.
 """
 
-import json
+import io
 import logging
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import process_group
-from pat_jax.common.json_text import parse_json
 from pat_jax.run.checkpoints.files import CHECKPOINTS, checkpoints_in
 
 log = logging.getLogger(__name__)
-DAMAGED = "is damaged (it has another checksum than when it was written)"
+Arrays = Mapping[str, np.ndarray]
 
 
 class SideFiles:
@@ -31,25 +33,25 @@ class SideFiles:
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step}.bin"
 
-    def write(self, step: int, content: bytes) -> None:
+    def write(self, step: int, arrays: Arrays) -> None:
         """Writes a step's file in the first process. A failure costs one line of the log."""
         if not process_group().is_first:
             return
         try:
             self._folder.mkdir(exist_ok=True)
             self._forget(but=step)
-            replace_bytes(self.path(step), content)
+            replace_bytes(self.path(step), as_bytes(arrays))
         except OSError as error:  # a run can do without it
             log.warning("%s are not in %s: %s", self._what, self._folder, error)
 
-    def restore(self, step: int, take: Callable[[bytes], None], expected: str) -> str:
-        """Passes the content of the file of `step` to `take`, in every process. Returns "", or a
+    def restore(self, step: int, take: Callable[[Arrays], None], expected: str) -> str:
+        """Passes the arrays in the file of `step` to `take`, in every process. Returns "", or a
         sentence on why the file cannot be used: it cannot be read, or `take` raised ValueError. The
         sentence ends with what was `expected`."""
         content, why = process_group().agree(self._what, lambda: _content(self.path(step)))
         if content is not None:
             try:
-                take(content)
+                take(of_bytes(content))
             except ValueError as error:
                 why = str(error)
         return why and f"{self.path(step)} {why}: expected {expected}."
@@ -61,24 +63,26 @@ class SideFiles:
             path.unlink()
 
 
-def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
-    """Returns a file's content: a line with its checksum, `told` as a line of JSON, and `rest`."""
-    return sealed(what, json.dumps(told).encode() + b"\n" + rest)
+def as_bytes(arrays: Arrays) -> bytes:
+    """Returns the content of a file with these arrays."""
+    archive = io.BytesIO()
+    named = dict[str, Any](arrays)
+    # Without allow_pickle: NumPy before 2.2 would write it as one more array.
+    np.savez(archive, **named)
+    return _sealed(archive.getvalue())
 
 
-def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
-    """Returns `told` and `rest` as given to `as_file`. Raises ValueError if the content is
-    damaged."""
-    body = content.partition(b"\n")[2]
-    if sealed(what, body) != content:
-        raise ValueError(DAMAGED)
-    line, _, rest = body.partition(b"\n")
-    return parse_json(line), rest
+def of_bytes(content: bytes) -> Arrays:
+    """Returns the arrays that `as_bytes` was given. Raises ValueError if the content is damaged."""
+    archive = content.partition(b"\n")[2]
+    if _sealed(archive) != content:
+        raise ValueError("is damaged (it has another checksum than when it was written)")
+    with np.load(io.BytesIO(archive), allow_pickle=False) as found:
+        return dict(found)
 
 
-def sealed(what: str, body: bytes) -> bytes:
-    """Returns `body` after a line that names its kind, `what`, and its checksum."""
-    return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
+def _sealed(archive: bytes) -> bytes:
+    return f"pat_jax arrays, version 2, CRC-32 {zlib.crc32(archive):08x}\n".encode() + archive
 
 
 def _content(path: Path) -> tuple[bytes | None, str]:

@@ -204,14 +204,15 @@ def differences(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[object, object]]:
     """Returns the old and new values of options that differ, by dotted name."""
-    old, new = _flat(before), _flat(after)
+    old, new = flat(before), flat(after)
     return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns options by dotted name."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        nested = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
+        nested = flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
         found |= {f"{prefix}{name}": value} if nested is None else nested
     return found
 

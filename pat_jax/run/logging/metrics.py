@@ -51,7 +51,8 @@ class MetricsWriter:
         self._trackers = [Guarded(name, tracker, notify) for name, tracker in every.items()]
         self._samples = SamplesFile(folder, resume_step)
         if resume_step is not None:
-            self.event("resume", step=resume_step)
+            row = {"event": "resume", "time": time.time(), "step": resume_step}
+            self._file.write_row(row)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes numbers, scalar arrays or texts of `step`. Trackers get no texts."""
@@ -77,10 +78,6 @@ class MetricsWriter:
     def flush(self) -> None:
         """Writes TensorBoard's events to disk; lines are there already."""
         self._tensorboard.flush()
-
-    def event(self, name: str, **fields: Any) -> None:
-        """Writes an event, which is not a metric, as a line of its own."""
-        self._file.write_row({"event": name, "time": time.time()} | fields, allow_nan=False)
 
     def close(self) -> None:
         self._file.close()

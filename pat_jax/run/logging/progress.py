@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """The bar of a run of `total` steps, of which `done` are done."""
+    """The bar of a run of `total` steps."""
 
-    def __init__(self, total: int, *, done: int = 0, stream: TextIO | None = None):
+    def __init__(self, total: int, *, stream: TextIO | None = None):
         # In a notebook, stderr looks like a failure.
         self._stream = stream or (sys.stdout if is_cell(sys.stdout) else sys.stderr)
         self._total = total
@@ -28,13 +28,12 @@ class Progress:
         width = "" if self._is_cell else ":16"
         self._bar = bar(
             total=total,
-            initial=done,
             file=self._stream,
             disable=not (self._is_cell or self._stream.isatty()),
             bar_format=f"{{n_fmt}}/{{total_fmt}} |{{bar{width}}}| {{elapsed}}<{{remaining}} {{desc}}",
         )
 
-    def start(self, done: int = 0) -> None:
+    def start(self, done: int) -> None:
         """Restarts the bar's clock when steps begin, with `done` steps done: the time before them
         does not count."""
         self._bar.reset()

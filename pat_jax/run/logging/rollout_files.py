@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import of_json
 from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
+from pat_jax.run.checkpoints.json_state import gone_on_with, read_kept
 from pat_jax.run.files.folder import ROLLOUTS_FILE
 
 FIRST, SLOWEST, NEWEST = NAMES = "first", "slowest", "newest"
@@ -62,8 +63,4 @@ def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
 
 
 def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:
-    known = {name: rows[name] for name in NAMES if name in rows}
-    return {
-        name: declared(KeptRollout(row["step"], RolloutTrace.from_fields(row["trace"])))
-        for name, row in known.items()
-    }
+    return {name: of_json(KeptRollout, rows[name]) for name in NAMES if name in rows}

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Float
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import of_json
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
-from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
+from pat_jax.run.checkpoints.json_state import gone_on_with, read_kept
 from pat_jax.run.files.folder import SAMPLES_FILE
 
 MOST_STEPS = 50  # newest steps in the file
@@ -112,7 +113,7 @@ def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
 
 
 def _samples(rows: Any) -> Mapping[int, Sequence[Sample]]:
-    return {int(step): [declared(Sample(**each)) for each in few] for step, few in rows.items()}
+    return {int(step): [of_json(Sample, each) for each in few] for step, few in rows.items()}
 
 
 def _cut(sample: Sample) -> Sample:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 STEPS = 10  # that many equal steps in a row are no accident
@@ -20,18 +21,18 @@ _LOOK = "look at the responses and their rewards (run.html, --log_completions)"
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Unmoved:
     """Watches the metrics of a run. `longest` is the limit of a response, in tokens."""
 
-    def __init__(self, notify: Callable[[str], None], longest: int):
-        self._notify = notify
-        self._longest = longest
-        self._has_warned = False
-        self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
+    notify: Callable[[str], None]
+    longest: int
+    _has_warned: bool = False
+    _rows: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=STEPS))
 
     def note(self, step: int, metrics: Mapping[str, Any]) -> None:
         if not self._rows:
-            self._tell(step, advice_on_length(metrics, self._longest))
+            self._tell(step, advice_on_length(metrics, self.longest))
         self._rows.append(metrics)
         if not self._has_warned and (sentence := advice(list(self._rows))):
             self._has_warned = True
@@ -39,7 +40,7 @@ class Unmoved:
 
     def _tell(self, step: int, sentence: str) -> None:
         if sentence:
-            self._notify(f"step {step}: {sentence}")
+            self.notify(f"step {step}: {sentence}")
             log.warning("step %d: %s", step, sentence)
 
 

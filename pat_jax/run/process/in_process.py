@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pat_jax.common.run_command import in_one_sentence
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
@@ -16,9 +17,10 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 def in_program() -> Iterator[StopSignals]:
     """Inside this context, the run owns the package's log, and signals stop the run; both are
     restored afterwards. Raises KeyboardInterrupt if a signal has stopped the run. A signal other
-    than SIGINT is sent once more before, for the program's own handler."""
+    than SIGINT is sent once more before, for the program's own handler. Other errors are raised as
+    in `in_one_sentence`."""
     stopped: Stopped | None = None
-    with _logging_given_back():
+    with in_one_sentence(), _logging_given_back():
         try:
             with StopSignals(owns_process=False) as signals:
                 yield signals

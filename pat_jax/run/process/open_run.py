@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ class OpenRun:
         try:
             yield
         except Stopped as stop:
-            what = self._save_by(self.saves.stop) if self.whole else self.saves.newest()
+            what = self._save_by(self.saves.stop) if self.whole else self.saves.on_disk()
             self.checkpoints.close()
             self._notify_last(f"stopped by {stop.name}: {what}; {self._again}")
             raise
@@ -259,20 +259,20 @@ def steps_after(whole: WholeStep, files: OpenRun, signals: StopSignals) -> Itera
             yield steps
 
 
+@dataclass
 class Steps:
     """The steps that a run makes from one start to its end or stop."""
 
-    def __init__(self, files: OpenRun, signals: StopSignals, metrics: MetricsWriter):
-        self._files = files
-        self.signals = signals
-        self.metrics = metrics
-        self.clock = Stopwatch()  # stages of the current step
-        self._pending: Mapping[str, Any] = {}  # metrics of the last whole step
+    files: OpenRun
+    signals: StopSignals
+    metrics: MetricsWriter
+    clock: Stopwatch = field(default_factory=Stopwatch)  # stages of the current step
+    _pending: Mapping[str, Any] = field(default_factory=dict)  # metrics of the last whole step
 
     def learned(self, whole: WholeStep, measured: Mapping[str, Any]) -> None:
         """Makes `whole` the step that is saved if anything fails later. `measured` may still grow
         before it is written."""
-        self._files.whole = whole
+        self.files.whole = whole
         self._pending = measured
 
     def write(self, step: int, measured: dict[str, Any]) -> None:
@@ -283,10 +283,10 @@ class Steps:
 
     def write_pending(self) -> None:
         """Writes the metrics of the last whole step if that has not been done."""
-        if self._pending and self._files.whole:
-            self.metrics.write(self._files.whole.step, self._pending)
+        if self._pending and self.files.whole:
+            self.metrics.write(self.files.whole.step, self._pending)
 
     def end(self, step: int, measured: Mapping[str, Any]) -> None:
-        self._files.progress.step(step, measured)
-        if self._files.saves.is_due(step):
-            self._files.save(self.metrics)
+        self.files.progress.step(step, measured)
+        if self.files.saves.is_due(step):
+            self.files.save(self.metrics)

@@ -5,6 +5,7 @@ Reads only files, so that the run may still be running. Holds no device and no w
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.html.figure import Figure
 from pat_jax.common.html.render import rendered
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.json_text import of_json
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import RewardModelConfig, SftConfig
@@ -24,7 +26,7 @@ from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.checkpoints.json_state import declared, read_kept
+from pat_jax.run.checkpoints.json_state import read_kept
 from pat_jax.run.files.folder import CONFIG_FILE, METRICS_FILE
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page.curves import draw_curves
@@ -170,6 +172,4 @@ class Samples(dict[int, Sequence[Sample]]):
 
 def read_trace(path: Path) -> RolloutTrace:
     """Reads the trace of a run's last rollout. Raises UserError if it is not as a run writes it."""
-    return read_kept(
-        path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
-    )
+    return read_kept(path, "its last rollout", partial(of_json, RolloutTrace))

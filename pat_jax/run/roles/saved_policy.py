@@ -49,35 +49,28 @@ class SavedPolicy:
         """The folder of its run."""
         return self.path.parent.parent
 
-    @cached_property
-    def _options(self) -> Mapping[str, Any]:
-        try:
-            found = yaml.safe_load(self.meta["config"])
-        except (yaml.YAMLError, RecursionError, ValueError):
-            found = None
-        if not isinstance(found, dict):
-            raise self._unreadable()
-        return found
-
     @property
     def model(self) -> str:
         """The --model that the run began with."""
-        return self._option("model")
+        return self._began["model"]
 
     @property
     def compute_dtype(self) -> str:
-        return self._option("compute_dtype")
+        return self._began["compute_dtype"]
 
-    def _option(self, name: str) -> str:
-        if not isinstance(value := self._options.get(name), str):
-            raise self._unreadable()
-        return value
-
-    def _unreadable(self) -> UserError:
-        return UserError(
-            f"the checkpoint {self.path} does not say the options that its run began with: expected a YAML "
-            "mapping with model and compute_dtype in its metadata; choose another checkpoint."
-        )
+    @cached_property
+    def _began(self) -> Mapping[str, str]:
+        try:
+            options: Any = yaml.safe_load(self.meta["config"])
+            found: dict[str, Any] = {name: options[name] for name in ("model", "compute_dtype")}
+        except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError):
+            found = {"model": None}
+        if not all(isinstance(value, str) for value in found.values()):
+            raise UserError(
+                f"the checkpoint {self.path} does not say the options that its run began with: expected a "
+                "YAML mapping with model and compute_dtype in its metadata; choose another checkpoint."
+            )
+        return found
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError if the policy has another shape than `model`."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pat_jax.common.json_text import of_json
 from pat_jax.config.role_table import POLICY
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example, Pair
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.checkpoints.skipped_steps import MOST_IN_A_ROW, NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update, flops_of
@@ -54,7 +54,7 @@ class Drawn:
 
     @classmethod
     def from_json(cls, meta: Mapping[str, Any]) -> "Drawn":
-        return cls(**meta["drawn"])
+        return of_json(cls, meta["drawn"])
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ class SftRun:
         command = "reward_model" if self.lessons.HEAD == "scalar" else "sft"
         self.files = OpenRun(self.config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         signals.last_words = self.files.last_words
-        notify = self.files.progress.print
-        self.skipped = NonFiniteSteps(self.files.folder, MOST_IN_A_ROW, notify)
+        self.skipped = NonFiniteSteps(MOST_IN_A_ROW, self.files.progress.print)
 
     def run(self) -> Position:
         """Runs to the end, and returns the final position."""
@@ -136,7 +135,7 @@ class SftRun:
         resume_reference(roles, config.run_dir, step)
         check_bases(meta, checksums, config.run_dir, roles.models, config.seed)
         with self.files.checkpoints.as_written(step):
-            drawn = declared(Drawn.from_json(meta))
+            drawn = Drawn.from_json(meta)
             examples = meta["examples"]
         if examples != self.setup.examples.checksum:
             told = "resumed with other examples than before, or in another order"
@@ -177,7 +176,7 @@ class SftRun:
             measured["train/padding_efficiency"] = batch.padding_efficiency
             measured |= self.describe(examples, clock.seconds["update"])
             measured |= drawn.metrics(len(setup.examples))
-            self.skipped.note(step, batch.mini_batches, result.applied)
+            self.skipped.note(step, result.applied)
             measured |= describe_memory(setup.devices)
             steps.write(step, measured)
             steps.end(step, measured)

@@ -1,10 +1,11 @@
 """Keeps responses of earlier iterations, from which drafts are copied, in memory and in files.
 
-A file has a line with the checksum of the rest, a line of JSON, and the tokens. A run can do
-without it, as drafts change no token. Knows files. Does not know what drafts are.
+A run can do without them, as drafts change no token. Does not know what drafts are.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +14,21 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.batches.types import RolloutGroup
-from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, as_file, of_file
+from pat_jax.run.checkpoints.side_files import Arrays, SideFiles
 from pat_jax.run.start.task import Task
 
 MOST_TOKENS = 2**24  # of responses and their prompts, 4 bytes each
 FOLDER = "earlier_responses"  # in the run's folder, with a file for each checkpoint
-_WHAT = "earlier responses"
-_INTS = np.dtype("<i4")
 
 
+@dataclass
 class EarlierIterations:
     """The earlier responses of one run, saved in `files`. `tokenizer` is a checksum of the meaning
-    of token ids; `empty` is the store that `put` fills."""
+    of token ids; `responses` is the store that `put` fills."""
 
-    def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
-        self._files = files
-        self._tokenizer = tokenizer
-        self.responses = empty
+    files: SideFiles
+    tokenizer: int
+    responses: EarlierResponses
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
         """Adds the responses of an iteration, truncated ones included."""
@@ -38,14 +37,14 @@ class EarlierIterations:
 
     def save(self, step: int) -> None:
         """Writes the responses, before the checkpoint of `step`."""
-        self._files.write(step, as_bytes(self.responses, self._tokenizer))
+        self.files.write(step, to_arrays(self.responses, self.tokenizer))
 
     def restore(self, step: int) -> str:
         """Restores the responses of the checkpoint of `step`. Returns "", or a sentence on why
         there are none."""
-        return self._files.restore(
+        return self.files.restore(
             step,
-            lambda content: put_bytes(content, self._tokenizer, self.responses),
+            lambda arrays: put_arrays(arrays, self.tokenizer, self.responses),
             "the responses of earlier iterations that drafts are copied from; the run gathers new ones, "
             "and nothing else is lost",
         )
@@ -86,32 +85,24 @@ def earlier_iterations(
     return earlier
 
 
-def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
-    """Returns the content of a file with these responses."""
-    parts, lengths = [], []
-    for prompt, texts in responses:
-        parts += [prompt, *texts]
-        lengths.append([len(prompt), *map(len, texts)])
-    tokens = b"".join(part.astype(_INTS).tobytes() for part in parts)
-    return as_file(_WHAT, {"tokenizer": tokenizer, "lengths": lengths}, tokens)
+def to_arrays(responses: EarlierResponses, tokenizer: int) -> Arrays:
+    """Returns the content of a file: of each prompt, its tokens and those of its responses."""
+    prompts = [[prompt, *texts] for prompt, texts in responses]
+    texts = [text for prompt in prompts for text in prompt]
+    return {
+        "tokenizer": np.array(tokenizer),
+        "texts": np.array([len(prompt) for prompt in prompts], np.int64),
+        "lengths": np.array([len(text) for text in texts], np.int64),
+        "tokens": np.concatenate([np.zeros(0, np.int32), *texts]),
+    }
 
 
-def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
-    """Adds the responses in a file's content to `responses`. Raises ValueError, and adds nothing,
-    if the content is damaged or was made with another tokenizer."""
-    told, tokens = of_file(_WHAT, content)
-    try:
-        if told["tokenizer"] != tokenizer:
-            raise ValueError("is of another tokenizer than this run's")
-        numbers = np.frombuffer(tokens, _INTS)
-        each = [length for lengths in told["lengths"] for length in lengths]
-        if not all(type(length) is int for length in each):
-            raise ValueError(DAMAGED)
-        stops = np.cumsum(each, dtype=int)
-        parts = iter(np.split(numbers, stops))
-        texts_of_prompts = [[next(parts) for _ in lengths] for lengths in told["lengths"]]
-        prompts = [prompt for prompt, *_ in texts_of_prompts]
-    except (TypeError, KeyError, OverflowError, StopIteration):
-        raise ValueError(DAMAGED) from None
-    for prompt, (_, *texts) in zip(prompts, texts_of_prompts, strict=True):
-        responses.put(prompt, texts)
+def put_arrays(arrays: Arrays, tokenizer: int, responses: EarlierResponses) -> None:
+    """Adds the responses in a file's content to `responses`. Raises ValueError if the file was made
+    with another tokenizer."""
+    if arrays["tokenizer"] != tokenizer:
+        raise ValueError("is of another tokenizer than this run's")
+    texts = iter(np.split(arrays["tokens"], np.cumsum(arrays["lengths"])))
+    for count in arrays["texts"].tolist():
+        prompt, *others = islice(texts, count)
+        responses.put(prompt, others)

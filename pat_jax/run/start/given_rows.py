@@ -10,14 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.given_json import json_line
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.from_python import Config, words
-from pat_jax.run.files.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
+from pat_jax.run.files.folder import CONFIG_FILE, ROWS, name_of_rows
 
 # The file of rows to evaluate on. It also names their set in metrics and results.
 HELDOUT_FILE = "heldout.jsonl"
@@ -117,34 +115,15 @@ def _here(name: str, run: Path) -> str:
     return str(run / own) if own and (run / own).is_file() else name
 
 
-def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
-    """Removes the files, unless a run has begun in the folder or is beginning there."""
-    if not run.is_dir() or not files:
-        return
-    lock = FileLock(run / LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except (Timeout, OSError):
-        return
-    try:
-        if not (run / CONFIG_FILE).exists():
-            # A process that has opened the lock file, but not locked it yet, now holds a deleted
-            # file. filelock notices (st_nlink is 0) and opens it anew; its early versions do not.
-            (run / LOCK_FILE).unlink(missing_ok=True)
-            _remove(files, None if existed else run)
-    finally:
-        lock.release()
-
-
-def _remove(files: Iterable[Path], run: Path | None) -> None:
-    """Removes the files, and their folders if these are empty, the folder `run` included unless it
-    is None."""
-    for path in files:
+def _remove_unused(run: Path, files: Iterable[Path], *, existed: bool) -> None:
+    """Removes the files and folders that are then empty, unless a run has begun in the folder. One
+    that is just beginning there writes its rows again (`GivenRows.keep`)."""
+    for path in () if (run / CONFIG_FILE).exists() else files:
         with suppress(OSError):
             path.unlink(missing_ok=True)
             path.parent.rmdir()
             path.parent.parent.rmdir()
-            if run is not None:
+            if not existed:
                 run.rmdir()
 
 

@@ -18,7 +18,6 @@ from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.rl.batches.packing import Shape, single_passes
 from pat_jax.rl.batches.train_batch import MicroBatch
-from pat_jax.run.checkpoints.json_state import declared
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.roles.fingerprint import check_bases
@@ -85,15 +84,13 @@ def _resumed(
     step, saved, meta = found
     check_bases(meta, checksums, config.run_dir, setup.roles.models, config.seed)
     with run.checkpoints.as_written(step):
-        before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
         for name, checksum in setup.task.checksums.items():
-            if before.get(name, checksum) != checksum:
+            if meta["problems"].get(name) != checksum:
                 run.progress.print(_OTHER_PROBLEMS[name])
         lengths = LengthModel.from_json(meta["lengths"])
         lengths = lengths.with_cap(config.rollout.max_completion_length)
-        size = config.rollout.prompts_per_step
-        totals = declared(Totals.from_json(meta, step, size, setup.task.train.after))
-        shaping = declared(Shaping.of(config.algorithm, meta))
+        totals = Totals.from_json(meta)
+        shaping = Shaping.of(config.algorithm, meta)
     return Beginning(step, saved, lengths, totals, checksums, shaping)
 
 

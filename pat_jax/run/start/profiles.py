@@ -53,5 +53,6 @@ def _profile_of(subject: Subject) -> Profile | None:
     try:
         return load_profile(path, subject)
     except ProfileError as error:  # the user did not ask for this profile
-        log.warning("not used: %s", error)
+        # What an earlier run has kept is measured again without the user.
+        log.log(logging.INFO if path.parent == KEPT_DIR else logging.WARNING, "not used: %s", error)
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from pat_jax.common.json_text import of_json
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.rl.algorithm.reward_shaping import KLControl, RewardMoments, shaped_rewards
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
@@ -40,8 +41,8 @@ class Shaping:
         if (saved := meta.get(_META)) is None:  # a new run, or a checkpoint of an earlier version
             return cls(kl, beta)
         if kl.target is not None and saved.get("beta", beta) == beta:
-            kl = replace(kl, beta=KLControl(**saved["kl"]).beta)
-        moments = RewardMoments(**saved["moments"])
+            kl = replace(kl, beta=of_json(KLControl, saved["kl"]).beta)
+        moments = of_json(RewardMoments, saved["moments"])
         if not (0 <= moments.squares < _LARGEST and abs(moments.mean) + kl.beta < _LARGEST):
             raise ValueError("the state of rewards is no state of any")
         return cls(kl, beta, moments)

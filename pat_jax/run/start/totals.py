@@ -1,11 +1,10 @@
 """Counts what a run has drawn since it began, across resumptions; saved in each checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from pat_jax.common.json_text import of_json
 from pat_jax.rl.data.epochs import START, Cursor
 
 
@@ -34,21 +33,7 @@ class Totals:
         return drawn | {"cursor": self.cursor._asdict()}
 
     @classmethod
-    def from_json(
-        cls, meta: Mapping[str, Any], step: int, size: int, after: Callable[[int, int], Cursor]
-    ) -> "Totals":
-        """Reads the totals from the metadata of a checkpoint.
-
-        Args:
-          meta: metadata; old checkpoints have no totals, or no cursor.
-          step: iterations done, one batch each: used if the totals are missing.
-          size: prompts of a batch: used if the checkpoint does not have this option.
-          after: returns the cursor after a number of batches of a number of prompts.
-        """
-        batches = meta.get("batches_drawn", step)
-        if "cursor" in meta:
-            cursor = Cursor(**meta["cursor"])
-        else:
-            options = yaml.safe_load(meta.get("config", "")) or {}
-            cursor = after(batches, options.get("rollout", {}).get("prompts_per_step", size))
-        return cls(batches, meta.get("tokens_drawn", 0), cursor)
+    def from_json(cls, meta: Mapping[str, Any]) -> "Totals":
+        """Reads the totals from the metadata of a checkpoint."""
+        drawn = {"batches": meta["batches_drawn"], "tokens": meta["tokens_drawn"]}
+        return of_json(cls, drawn | {"cursor": meta["cursor"]})

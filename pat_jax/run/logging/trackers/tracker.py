@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,33 +27,33 @@ class Tracker(Protocol):
         """Returns when everything written has been stored."""
 
 
+@dataclass
 class Guarded:
     """Wraps a tracker so that its failures end no run. The first failure is printed; each later
     write tries again."""
 
-    def __init__(self, name: str, tracker: Tracker, notify: Callable[[str], None]):
-        self._name = name
-        self._tracker = tracker
-        self._notify = notify
-        self._has_failed = False
+    name: str
+    tracker: Tracker
+    notify: Callable[[str], None]
+    _has_failed: bool = False
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._attempt(lambda: self._tracker.write(step, metrics))
+        self._attempt(lambda: self.tracker.write(step, metrics))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        self._attempt(lambda: self._tracker.samples(step, samples))
+        self._attempt(lambda: self.tracker.samples(step, samples))
 
     def close(self) -> None:
-        self._attempt(self._tracker.close)
+        self._attempt(self.tracker.close)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:  # what trackers raise has no common class
-            log.info("tracker %s", self._name, exc_info=error)
+            log.info("tracker %s", self.name, exc_info=error)
             if not self._has_failed:
-                self._notify(
-                    f"tracker {self._name} failed ({describe_error(error)}): the run goes on, and "
+                self.notify(
+                    f"tracker {self.name} failed ({describe_error(error)}): the run goes on, and "
                     "metrics.jsonl has its metrics."
                 )
             self._has_failed = True
