@@ -200,15 +200,9 @@ class Transformer(nnx.Module):
         self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
     ) -> Float[Array, "*batch vocab"]:
         """Returns float32 logits over the padded vocabulary, whole on every device."""
-        return logits(self.head, hidden, partition or Partition())
-
-
-def logits(
-    head: Float[Array, "vocab embed"], hidden: Float[Array, "*batch embed"], partition: Partition
-) -> Float[Array, "*batch vocab"]:
-    """Returns float32 logits over the padded vocabulary, whole on every device."""
-    with jax.named_scope("lm_head"):
-        return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
+        with jax.named_scope("lm_head"):
+            logits = linear(hidden, self.head, dtype=jnp.float32)
+            return (partition or Partition()).gather(logits, "vocab")
 
 
 def values(

@@ -216,6 +216,28 @@ def _trips(loop: Instruction, condition: Around, body: Around, around: Around) -
     return 1 if first is None or last is None or step is None else -(-(last - first) // step)
 
 
+class Loop(NamedTuple):
+    """A loop, and what a round of it reads and writes."""
+
+    count: int  # of rounds
+    carried: Sequence[tuple[str, tuple[int, ...]]]  # type and dimensions of each array that it has
+    moved: int  # bytes of all operands and results of its instructions
+
+
+def loops(text: str) -> list[Loop]:
+    """The loops of a module, in the order of their computations."""
+    code, found = _parsed(computations(text)[1]), []
+    for body, count in loop_trips(code).items():
+        around = code[body]
+        shapes = []
+        for x in around.values():
+            if x.opcode not in ("get-tuple-element", "tuple", "bitcast", "parameter", "constant"):
+                shapes += [x.shape, *(around[name].shape for name in x.operands)]
+        (carried,) = (arrays(x.shape) for x in around.values() if x.opcode == "parameter")
+        found.append(Loop(count, carried, sum(map(shape_bytes, shapes))))
+    return found
+
+
 def _parse(line: str) -> Instruction | None:
     found = _INSTRUCTION.match(line)
     if found is None:

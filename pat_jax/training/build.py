@@ -33,7 +33,12 @@ from pat_jax.rl.algorithm.predict import ModelFunctions
 from pat_jax.rl.batches.packing import MOST_SHAPES, Shape, shapes
 from pat_jax.training.passes import model_functions
 
-LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
+# Bytes of the float32 logits that a device holds at a time. A backward pass also holds their
+# gradients in the dtype of the products. Each chunk reads the whole head and adds to its gradient,
+# so an accelerator takes larger chunks where there is memory. On a CPU, the logits are in no cache.
+LOGIT_BYTES = 2**28  # at least
+MOST_LOGIT_BYTES = 2**31
+LOGIT_SHARE = 16  # part of the memory that an update leaves free
 ROW_UNIT = 32  # tokens: the length of a row is a multiple of it
 GROUP_UNIT = 8  # tokens: the same for rows that hold a whole group of responses
 SHORTEST_ROW = 64  # tokens of the shortest row in a run that learns from files
@@ -112,10 +117,17 @@ def functions_of(
     )
 
 
-def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Returns for how many tokens a data-parallel part holds logits at a time, so that these take
-    `LOGIT_BYTES` of each device. TP splits the logits over the vocabulary."""
-    return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
+def logit_tokens(policy: Policy, layout: Layout, free: float = 0.0) -> int:
+    """Returns for how many tokens a data-parallel part holds logits at a time. TP splits the logits
+    over the vocabulary.
+
+    Args:
+      free: bytes of a device that all models of an update leave free; 0 if unknown.
+    """
+    size = LOGIT_BYTES
+    if layout.platform != "cpu":
+        size = int(min(max(size, free / LOGIT_SHARE), MOST_LOGIT_BYTES))
+    return max(1, size * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
 def optimizer_of(asked: Optimization) -> optax.GradientTransformation:

@@ -8,7 +8,6 @@ token, so this does not affect the policy.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,6 @@ from jaxtyping import Array
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.layers import ExitHead, exit_hidden
-from pat_jax.models.partition import Partition
-from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
@@ -57,7 +54,7 @@ class ExitHeadTrainer:
         self.dtype = dtype
         embed = trainer.policy.config.embed_dim
         predictor = Predictor(
-            ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Partition())),
+            ModelFunctions(lambda *_: (jnp.zeros(0), {}), lambda head: head),
             trainer.policy.config.vocab_size,
             temperature,
             logit_tokens,
@@ -134,9 +131,7 @@ class ExitHeadTrainer:
             del head  # the policy's own gives the logits
             return policy.bind(params).head
 
-        return ModelFunctions(
-            forward, self._update.predictor.model.logits, of_policy, partition.by_rows
-        )
+        return ModelFunctions(forward, of_policy, by_rows=partition.by_rows)
 
     def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
         """Takes an optimizer step on the responses of each mini-batch.

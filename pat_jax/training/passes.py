@@ -6,7 +6,6 @@ Knows shapes of micro-batches. Does not know optimizers, nor which passes make a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +17,8 @@ from pat_jax.layout.exchange import most_exchanged
 from pat_jax.layout.layout import Layout, of_one_group
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
-from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
-from pat_jax.models.transformer import logits, values
+from pat_jax.models.transformer import values
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Sums
@@ -61,12 +59,12 @@ def model_functions(
     # The rollout records the policy's experts only, so a critic has no route flips.
     beside = (ROUTE_FLIPS,) if config.experts and not is_scalar else ()
     routers = (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
-    of_head = values if is_scalar else partial(logits, partition=Partition())
+    of_scalar = values if is_scalar else None
     by_rows = AutoPartition(layout).by_rows
     of_group = None
     if layout.group_axes:
         of_group = model_functions(policy, of_one_group(layout), dtype, **how, **experts_how)
-    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar, of_group)
+    return ModelFunctions(forward, head, of_scalar, by_rows, beside, routers, of_group)
 
 
 def _forward(

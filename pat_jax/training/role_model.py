@@ -3,13 +3,15 @@
 Knows rows of the table of roles. Does not know files, nor which roles a run has.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax.numpy as jnp
 
 from pat_jax.config.role_table import Role
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
@@ -27,6 +29,7 @@ class RoleModel:
     role: Role
     policy: Policy
     layout: Layout
+    free: float = 0.0  # bytes of a device that all models of an update leave free; 0 if unknown
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -51,7 +54,7 @@ class RoleModel:
         functions = functions_of(role.compute, self.policy, self.layout, router_replay=replays)
         if model.head == "scalar":
             return Predictor(functions, model.vocab_size)
-        tokens = logit_tokens(self.policy, self.layout)
+        tokens = logit_tokens(self.policy, self.layout, self.free)
         return Predictor(functions, model.vocab_size, role.temperature, tokens)
 
     def update(self, loss: Loss) -> Update:
@@ -83,6 +86,14 @@ class RoleModel:
             shares_base=shares_base,
         )
 
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of a device for the parameters. If they are trained, also for two moments, the sum
+        of gradients and those of a micro-batch, all taken as float32."""
+        held = self.held()
+        gradients = shard_bytes(held.abstract_gradients) if self.role.trained else 0
+        return shard_bytes((held.abstract, held.abstract_frozen)) + 4 * gradients
+
     def reader(
         self, shapes: Sequence[Shape], held: TrainableParams | None = None, *, rests: bool = False
     ) -> Reader:
@@ -101,3 +112,18 @@ class RoleModel:
             rests=rests,
             top_k=role.top_k,
         )
+
+
+def with_free_memory(models: Sequence[RoleModel], limit: float) -> list[RoleModel]:
+    """Returns the models of an update with the memory that they leave free of a device, which has
+    `limit` bytes, or infinitely many if that is unknown."""
+    if math.isinf(limit):
+        return list(models)
+    sizes = [(model.layout.devices, model.update_bytes) for model in models]
+    return [
+        replace(
+            model,
+            free=limit - sum(size for devices, size in sizes if devices & model.layout.devices),
+        )
+        for model in models
+    ]

@@ -29,7 +29,6 @@ from pat_jax.profiling.predict.update_work import (
 )
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
-from pat_jax.training.build import logit_tokens
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer
 from pat_jax.training.update_memory import fetched_bytes
@@ -122,6 +121,7 @@ class RolePasses:
         lora = self.held.lora
         platform = self.built.order.target.chip.platform
         experts = self.model.experts
+        predictor = self.built.whole.models[self.role.name].predictor
         return UpdateWork(
             self.model,
             layout.split.dp,
@@ -129,7 +129,7 @@ class RolePasses:
             self.role.compute.remat,
             lora.num_weights if lora else None,
             self.itemsize,
-            logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
+            predictor.logit_tokens if platform == "cuda" else 0,
             most_exchanged(self.role.compute.experts, experts, layout, platform),
             layout.size(layout.ep_dp_axes),
             self._hosts_of_groups,

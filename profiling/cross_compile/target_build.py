@@ -43,7 +43,7 @@ from pat_jax.training.build import (
 )
 from pat_jax.training.build_roles import build_roles, losses_of
 from pat_jax.training.drafter_state import drafter_state
-from pat_jax.training.role_model import RoleModel
+from pat_jax.training.role_model import RoleModel, with_free_memory
 from pat_jax.training.roles import Roles
 from pat_jax.training.transfer import Receivers
 from pat_jax.training.update_memory import lacking_state
@@ -169,6 +169,7 @@ class TargetBuild:
                 models.append(RoleModel(role, shared_policy(shape), layout))
             else:
                 models.append(RoleModel(role, policy, first))
+        models = with_free_memory(models, self.limit)
         shapes = self.micro_shapes
         rests = run.rest == "host"
         of_policy = models[0]

@@ -34,14 +34,14 @@ FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
 # Times that the backward pass moves the bytes which the forward pass moves outside of products.
 BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
-# Times that a logit is read or written outside of its product; the backward pass recomputes it.
+# Times that a logit is read or written outside of its product; the backward pass recomputes it,
+# reads it once and writes its gradient in the dtype of products.
 LOGIT_PASSES = 2
-BACKWARD_LOGIT_PASSES = 6
-# Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to
-# round it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and
-# write 4).
+BACKWARD_LOGIT_PASSES = 1
+# Bytes moved for each weight of the head to round it (read 4, write 2), and, for each chunk of
+# tokens whose logits exist at a time, to add the chunk's gradient (read 4, write 4).
 HEAD_BYTES = 6
-HEAD_GRADIENT_BYTES = 16
+HEAD_GRADIENT_BYTES = 8
 # Times that a token's row is sent for each of its experts: to it and back; in the backward pass the
 # row and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
 SENT = 2
@@ -98,8 +98,8 @@ class UpdateWork:
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
     adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
     itemsize: int = BYTES  # bytes of one number in the forward pass
-    # Tokens of a device whose logits exist at a time, if each such chunk reads the head's weights,
-    # as in programs of GPUs; 0: it does not.
+    # Tokens of a device whose logits exist at a time, if each such chunk adds to the head's
+    # gradient in memory, as in programs of GPUs; 0: it does not.
     logit_tokens: int = 0
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
@@ -112,7 +112,7 @@ class UpdateWork:
         attention_flops, attention_bytes = self._attention(rows, FORWARD_PRODUCTS, 1)
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
-            forward.num_bytes + LOGIT_PASSES * logits + self._head_bytes(rows, HEAD_BYTES),
+            forward.num_bytes + LOGIT_PASSES * logits + self._head_bytes(rows, 0),
             (*self._gathers(rows, 1), *self._exchanges(rows, SENT)),
             attention_flops,
             attention_bytes,
@@ -141,8 +141,8 @@ class UpdateWork:
         return Work(
             flops,
             (seen + BACKWARD_PASSES) * forward.num_bytes
-            + (LOGIT_PASSES + BACKWARD_LOGIT_PASSES) * logits
-            + self._head_bytes(rows, HEAD_GRADIENT_BYTES if adapters is None else 2 * HEAD_BYTES)
+            + (LOGIT_PASSES + BACKWARD_LOGIT_PASSES + self.itemsize / FLOAT32) * logits
+            + self._head_bytes(rows, HEAD_GRADIENT_BYTES if adapters is None else 0)
             + 3 * FLOAT32 * trained / self.fsdp,  # added to those of the micro-batches before
             (
                 *self._gathers(rows, seen),
@@ -168,9 +168,13 @@ class UpdateWork:
     def _head(self) -> int:
         return self.model.padded_head_outputs * self.model.embed_dim
 
-    def _head_bytes(self, rows: Rows, each: int) -> float:
-        chunks = -(-rows.tokens // self.logit_tokens) if self.logit_tokens else 0
-        return float(chunks * each * self._head)
+    def _head_bytes(self, rows: Rows, of_chunk: int) -> float:
+        """Returns the bytes moved to round the head once and, for each chunk, `of_chunk` of each
+        weight."""
+        if not self.logit_tokens:
+            return 0.0
+        chunks = -(-rows.tokens // self.logit_tokens)
+        return float((HEAD_BYTES + chunks * of_chunk) * self._head)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
         """Returns operations and bytes of attention. A pass moves queries, results, keys and

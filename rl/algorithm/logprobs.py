@@ -6,13 +6,14 @@ k likeliest, which needs a pass of the policy first. With the tail, either is an
 distributions over k + 1 outcomes. Without it, a policy could lower the loss by moving probability
 to other tokens.
 
-Knows hidden states and a function from these to logits. Does not know the model, nor how its arrays
+Knows hidden states and the weights of the output head. Does not know the model, nor how its arrays
 are sharded.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,6 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.rl.algorithm.kl import log_ratio
 from pat_jax.rl.batches.train_batch import TopTokens
-
-Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
 
 # Its exp is exactly 0 in float32. Unlike -inf, it gives 0, not NaN, when multiplied by this 0.
 _MASKED_LOGIT = -1e30
@@ -32,7 +31,7 @@ _LEAST = 1e-30  # lower bound of the tail's probability before its logarithm is 
 def token_logprobs(
     hidden: Float[Array, "rows length embed"],
     targets: Int[Array, "rows length"],
-    logits_fn: Logits,
+    head: Float[Array, "vocab embed"],
     *,
     vocab_size: int,
     temperature: float = 1.0,
@@ -41,39 +40,34 @@ def token_logprobs(
     teacher: TopTokens | None = None,
 ) -> tuple[Float[Array, "rows length"], ...]:
     """Returns log π(target) and the entropy of π at each position, in nats as float32. With a
-    teacher, the third is `top_k_reverse_kl`. π is softmax(logits / temperature).
+    teacher, the third is `top_k_reverse_kl`. π is softmax(hidden · headᵀ / temperature).
 
     Logits exist for `chunk` positions at a time, so memory is rows * chunk * vocab instead of
-    rows * length * vocab. The backward pass recomputes them in the same chunks.
+    rows * length * vocab. The backward pass recomputes them in the same chunks. If g and h are the
+    gradients of log π(target) and of the entropy H, those of the logits are
+
+        (g · ([i = target] - π_i) - h · π_i · (log π_i + H)) / temperature
+
+    The head is rounded to the dtype of `hidden`. Products are summed in float32, and so is the
+    head's gradient over all chunks.
 
     Args:
       hidden: the last hidden states; position t predicts `targets[:, t]`.
       targets: token ids, each below `vocab_size`.
-      logits_fn: the output head: a function from hidden states to logits of any float type.
+      head: the weights of the output head, with padding beyond `vocab_size`.
       vocab_size: size of the vocabulary without padding; logits beyond it get probability 0.
       temperature: 0 (greedy sampling) is treated as 1, since it would give no gradient.
       chunk: largest number of positions in a chunk.
-      has_entropy_gradient: whether the entropies have a gradient, which doubles the cost.
+      has_entropy_gradient: whether the entropies have a gradient.
       teacher: a teacher's likeliest tokens, or None without a teacher.
     """
-
-    @jax.checkpoint
-    def one_chunk(given):
-        hidden, targets, teacher = given
-        shifted, log_total = _log_softmax(logits_fn(hidden), vocab_size, temperature or 1.0)
-        logprobs, entropy = _of_targets(shifted, log_total, targets)
-        if not has_entropy_gradient:
-            entropy = jax.lax.stop_gradient(entropy)
-        if teacher is None:
-            return logprobs, entropy
-        return logprobs, entropy, top_k_reverse_kl(shifted - log_total[..., None], teacher)
-
-    return _in_chunks(one_chunk, chunk, (hidden, targets, teacher))
+    softmax = _Softmax(vocab_size, temperature or 1.0, chunk, has_entropy_gradient)
+    return _of_targets(softmax, hidden, head.astype(jnp.float32), targets, teacher)
 
 
 def top_token_logprobs(
     hidden: Float[Array, "rows length embed"],
-    logits_fn: Logits,
+    head: Float[Array, "vocab embed"],
     k: int,
     *,
     vocab_size: int,
@@ -81,17 +75,117 @@ def top_token_logprobs(
     chunk: int = 128,
 ) -> TopTokens:
     """Returns the k likeliest tokens at each position, by the distribution of `token_logprobs`."""
+    softmax = _Softmax(vocab_size, temperature or 1.0, chunk)
+    head = head.astype(hidden.dtype)
 
-    def one_chunk(hidden: Array) -> TopTokens:
-        shifted, log_total = _log_softmax(logits_fn(hidden), vocab_size, temperature or 1.0)
-        return top_tokens(shifted - log_total[..., None], k)
+    def one_chunk(_: None, hidden: Array) -> tuple[None, TopTokens]:
+        logits, _ = softmax.logits(hidden, head)
+        return None, top_tokens(jax.nn.log_softmax(logits), k)
 
-    return _in_chunks(one_chunk, chunk, hidden)
+    return _in_chunks(one_chunk, None, hidden, chunk)[1]
 
 
-def _in_chunks(function: Callable, most: int, arrays: Any) -> Any:
-    """Returns a function's results, a pytree of arrays [rows, length, …], for such a pytree. It is
-    applied to equal chunks of up to `most` positions."""
+class _Softmax(NamedTuple):
+    """The options of `token_logprobs`."""
+
+    vocab_size: int
+    temperature: float
+    chunk: int
+    has_entropy_gradient: bool = False
+
+    def logits(
+        self, hidden: Float[Array, "rows chunk embed"], head: Float[Array, "vocab embed"]
+    ) -> tuple[Float[Array, "rows chunk vocab"], Int[Array, "1 1 vocab"]]:
+        """Returns float32 logits / temperature, masked beyond the vocabulary, and token ids."""
+        ids = jnp.arange(head.shape[0], dtype=jnp.int32)[None, None]
+        ids = ids + jnp.zeros_like(hidden, jnp.int32, shape=())
+        scale = jnp.full_like(hidden, 1 / self.temperature, jnp.float32, shape=())
+        masked = jnp.full_like(hidden, _MASKED_LOGIT, jnp.float32, shape=())
+        # Tied to hidden states, which change: else XLA would broadcast these constants to the size
+        # of the logits once, before the loop over chunks, and read the results in each chunk.
+        hidden, ids, scale, masked = jax.lax.optimization_barrier((hidden, ids, scale, masked))
+        with jax.named_scope("lm_head"):
+            logits = _dot(hidden, head, ((2,), (1,)))
+        if self.temperature != 1:
+            logits = logits * scale
+        if head.shape[0] > self.vocab_size:
+            logits = jnp.where(ids < self.vocab_size, logits, masked)
+        return logits, ids
+
+
+def _dot(x: Array, y: Array, contracted: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
+    return jax.lax.dot_general(x, y, (contracted, ((), ())), preferred_element_type=jnp.float32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _of_targets(
+    softmax: _Softmax, hidden: Array, head: Array, targets: Array, teacher: TopTokens | None
+) -> tuple[Float[Array, "rows length"], ...]:
+    return _forward(softmax, hidden, head, targets, teacher)[0]
+
+
+def _forward(
+    softmax: _Softmax, hidden: Array, head: Array, targets: Array, teacher: TopTokens | None
+) -> tuple[tuple[Array, ...], Any]:
+    head = head.astype(hidden.dtype)  # once, not in each chunk
+
+    def one_chunk(_: None, given: Any) -> tuple[None, Any]:
+        hidden, targets, teacher = given
+        logits, _ = softmax.logits(hidden, head)
+        largest = logits.max(axis=-1, keepdims=True)
+        shifted = logits - largest
+        exponentials = jnp.exp(shifted)
+        total = exponentials.sum(axis=-1, keepdims=True)
+        log_total = jnp.log(total)
+        entropy = log_total - (exponentials * shifted).sum(axis=-1, keepdims=True) / total
+        target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+        found = (target - largest - log_total)[..., 0], entropy[..., 0]
+        if teacher is not None:
+            found += (top_k_reverse_kl(shifted - log_total, teacher),)
+        return None, (found, (largest, log_total, entropy))
+
+    given = hidden, targets, teacher
+    _, (found, sums) = _in_chunks(one_chunk, None, given, softmax.chunk)
+    return found, (head, given, sums)
+
+
+def _backward(
+    softmax: _Softmax, saved: Any, gradients: tuple[Array, ...]
+) -> tuple[Array, Array, None, None]:
+    head, given, sums = saved
+    gradients = jax.tree.map(lambda x: x / softmax.temperature, gradients)
+
+    def one_chunk(of_head: Array, given: Any) -> tuple[Array, Array]:
+        (hidden, targets, teacher), (largest, log_total, entropy), gradients = given
+        of_target, of_entropy, *of_kl = gradients
+        logits, ids = softmax.logits(hidden, head)
+        logprobs = logits - largest - log_total
+        probs = jnp.exp(logprobs)
+        is_target = (ids == targets[..., None]).astype(jnp.float32)
+        of_logits = (is_target - probs) * of_target[..., None]
+        if softmax.has_entropy_gradient:
+            of_logits -= probs * (logprobs + entropy) * of_entropy[..., None]
+        if teacher is not None:
+            _, pull = jax.vjp(lambda x: top_k_reverse_kl(x, teacher), logprobs)
+            (of_logprobs,) = pull(*of_kl)
+            of_logits += of_logprobs - probs * of_logprobs.sum(axis=-1, keepdims=True)
+        of_logits = of_logits.astype(head.dtype)
+        of_hidden = _dot(of_logits, head, ((2,), (0,))).astype(head.dtype)
+        return of_head + _dot(of_logits, hidden, ((0, 1), (0, 1))), of_hidden
+
+    none = jnp.zeros_like(head, jnp.float32)
+    of_head, of_hidden = _in_chunks(one_chunk, none, (given, sums, gradients), softmax.chunk)
+    return of_hidden, of_head, None, None
+
+
+_of_targets.defvjp(_forward, _backward)
+
+
+def _in_chunks(
+    function: Callable[[Any, Any], tuple[Any, Any]], carried: Any, arrays: Any, most: int
+) -> tuple[Any, Any]:
+    """Applies a function to equal chunks of up to `most` positions, as `jax.lax.scan`. The arrays
+    and the function's results are pytrees of arrays [rows, length, …]."""
     rows, length = jax.tree.leaves(arrays)[0].shape[:2]
     num_chunks = -(-length // most)
     chunk = -(-length // num_chunks)
@@ -104,35 +198,8 @@ def _in_chunks(function: Callable, most: int, arrays: Any) -> Any:
     def join(x: Array) -> Array:
         return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk, *x.shape[3:])[:, :length]
 
-    return jax.tree.map(join, jax.lax.map(function, jax.tree.map(split, arrays)))
-
-
-def _log_softmax(
-    logits: Float[Array, "rows chunk vocab"], vocab_size: int, temperature: float
-) -> tuple[Float[Array, "rows chunk vocab"], Float[Array, "rows chunk"]]:
-    """Returns logits / temperature minus their maximum, and log Σ exp of the difference."""
-    logits = logits.astype(jnp.float32) / temperature
-    if logits.shape[-1] > vocab_size:
-        ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
-        logits = jnp.where(ids < vocab_size, logits, _MASKED_LOGIT)
-    shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    return shifted, jnp.log(jnp.exp(shifted).sum(axis=-1))
-
-
-def _of_targets(
-    shifted: Float[Array, "rows chunk vocab"],
-    log_total: Float[Array, "rows chunk"],
-    targets: Int[Array, "rows chunk"],
-) -> tuple[Float[Array, "rows chunk"], Float[Array, "rows chunk"]]:
-    """Returns the targets' log-probabilities, and the entropies."""
-    ids = jax.lax.broadcasted_iota(targets.dtype, shifted.shape, 2)
-    # Compare-and-sum instead of a gather: if the vocabulary is sharded, each device sums its own
-    # shard and one number per token is reduced, however the partitioner treats a gather along a
-    # sharded axis. The transpose is a select, not a scatter.
-    target = jnp.where(ids == targets[..., None], shifted, 0.0).sum(axis=-1)
-    exponentials = jnp.exp(shifted)
-    entropy = log_total - (exponentials * shifted).sum(axis=-1) / exponentials.sum(axis=-1)
-    return target - log_total, entropy
+    carried, found = jax.lax.scan(function, carried, jax.tree.map(split, arrays))
+    return carried, jax.tree.map(join, found)
 
 
 def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:

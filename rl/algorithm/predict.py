@@ -32,15 +32,14 @@ class ModelFunctions:
     # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, if there
     # are routes, by name: each metric in `beside` at each token, and the sums of `balance.py`
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
-    # (head, hidden states) -> logits, padding included, or a scalar head's number at each token
-    logits: Callable[[Any, Array], Array]
-    # Returns the part of the parameters that `logits` takes.
-    head: Callable[[Params], Any] = lambda params: params
+    # Returns the head's weights: over the vocabulary [vocab, embed], or those that `values` takes.
+    head: Callable[[Params], Any]
+    # (a scalar head, hidden states) -> its number at each token; None for a head over a vocabulary
+    values: Callable[[Any, Array], Array] | None = None
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., Any] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics from `forward`, averaged over the tokens in the loss
     routers: tuple[int, int] | None = None  # (layers with a router, experts of each)
-    is_scalar: bool = False  # whether the head gives one number at each token
     # The same functions for the rows of one FSDP group, or None if there is only one group.
     of_one_group: "ModelFunctions | None" = None
 
@@ -65,12 +64,7 @@ class Predictor:
         hidden, _ = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
 
         def of_rows(head: Any, hidden: Array) -> TopTokens:
-            return top_token_logprobs(
-                hidden,
-                lambda hidden: self.model.logits(head, hidden),
-                k,
-                **self._how(hidden, self.temperature),
-            )
+            return top_token_logprobs(hidden, head, k, **self._how(hidden, self.temperature))
 
         return self.model.by_rows(of_rows, self.model.head(params), hidden)
 
@@ -86,8 +80,8 @@ class Predictor:
         """Returns the model's predictions at each token, by the names in `losses.PREDICTED`, and
         the numbers that `ModelFunctions.forward` returns in addition to hidden states."""
         hidden, beside = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
-        if self.model.is_scalar:
-            return {VALUES: self.model.logits(self.model.head(params), hidden)}, beside
+        if self.model.values:
+            return {VALUES: self.model.values(self.model.head(params), hidden)}, beside
         found = self._logprobs(
             params,
             hidden,
@@ -117,7 +111,7 @@ class Predictor:
             return token_logprobs(
                 hidden,
                 targets,
-                lambda hidden: self.model.logits(head, hidden),
+                head,
                 **self._how(hidden, temperature),
                 has_entropy_gradient=has_entropy_gradient,
                 teacher=teacher,

@@ -61,6 +61,19 @@ def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
     assert needs_of(build.order).weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
 
 
+# Of eight devices, whose weights, moments, and gradients of two micro-batches are 4 bytes each.
+LEFT_OF_AN_A40 = 47.6e9 - 5 * 4 * PARAMETERS["llama-3.1-8b"] / 8
+
+
+@pytest.mark.parametrize(
+    ("target", "size"),
+    [("h100:8", 2**31), ("a40:8", LEFT_OF_AN_A40 / 16), ("v5e:2x4", 2**28)],  # the last lacks room
+)
+def test_logits_take_a_part_of_the_memory_that_an_update_leaves(target: str, size: float):
+    predictor = by_arithmetic(order(target=target)).whole.models["policy"].predictor
+    assert predictor.logit_tokens == pytest.approx(size / (4 * 128_256), rel=0.01)
+
+
 def test_adapters_are_trained_on_a_base_of_two_bytes():
     """Rank 16 on Llama-3.1-8B: each layer's products by hand. Only embeddings are split over replicas."""
     rank, embed, layers = 16, 4096, 32

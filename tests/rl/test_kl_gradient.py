@@ -209,24 +209,27 @@ def test_chunks_of_hidden_states_give_what_whole_logits_do(chunk: int):
     head, other = (jnp.asarray(rng.normal(size=(EMBED, PADDED)), jnp.float32) for _ in range(2))
     targets = jnp.zeros((ROWS, LENGTH), jnp.int32)
     how = {"vocab_size": VOCABULARY, "temperature": 0.7}
-    top = top_token_logprobs(hidden, lambda x: x @ other, 3, chunk=chunk, **how)
+    top = top_token_logprobs(hidden, other.T, 3, chunk=chunk, **how)
     assert top.ids.shape == top.logprobs.shape == (ROWS, LENGTH, 3) and top.ids.max() < VOCABULARY
-    logprobs = log_softmax(np.asarray(hidden @ other)[..., :VOCABULARY] / 0.7)
+    of_teacher = np.asarray(hidden, np.float64) @ np.asarray(other, np.float64)
+    logprobs = log_softmax(of_teacher[..., :VOCABULARY] / 0.7)
+    log_q = np.take_along_axis(logprobs, np.asarray(top.ids), -1)
     np.testing.assert_allclose(top.logprobs, -np.sort(-logprobs)[..., :3], atol=1e-5)
 
     @partial(jax.value_and_grad, argnums=(0, 1))
     def chunked(hidden, head):
-        made_of = hidden, targets, lambda x: x @ head
-        *_, kl = token_logprobs(*made_of, **how, chunk=chunk, teacher=top)
+        *_, kl = token_logprobs(hidden, targets, head.T, **how, chunk=chunk, teacher=top)
         return kl.sum()
 
     @partial(jax.value_and_grad, argnums=(0, 1))
     def plain(hidden, head):
         logprobs = jax.nn.log_softmax((hidden @ head)[..., :VOCABULARY] / 0.7)
         p = jnp.take_along_axis(jnp.exp(logprobs), top.ids, -1)
-        rest, rest_q = 1 - p.sum(-1), 1 - jnp.exp(top.logprobs).sum(-1)
-        return (p * (jnp.log(p) - top.logprobs)).sum() + (rest * jnp.log(rest / rest_q)).sum()
+        rest, rest_q = 1 - p.sum(-1), 1 - jnp.exp(log_q).sum(-1)
+        return (p * (jnp.log(p) - log_q)).sum() + (rest * jnp.log(rest / rest_q)).sum()
 
-    found, wanted = jax.jit(chunked)(hidden, head), jax.jit(plain)(hidden, head)
+    found = jax.jit(chunked)(hidden, head)
+    with jax.enable_x64(True):  # in float32, 1 - Σ would lose digits
+        wanted = jax.jit(plain)(*(np.asarray(x, np.float64) for x in (hidden, head)))
     for value, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-5)

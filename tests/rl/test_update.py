@@ -51,7 +51,7 @@ def init_params(seed: int = 0):
 @functools.cache
 def make_update(loss: Loss = ON_POLICY, learning_rate: float = RATE) -> Update:
     optimizer = make_optimizer(learning_rate=learning_rate, total_steps=10, weight_decay=DECAY)
-    model = ModelFunctions(forward, logits)
+    model = ModelFunctions(forward, lambda params: params["head"].T)
     return Update(Predictor(model, VOCAB, TEMPERATURE, logit_tokens=16), optimizer, loss)
 
 

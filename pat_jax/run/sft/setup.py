@@ -29,7 +29,7 @@ from pat_jax.run.sft.lessons import REFERENCE, Lessons
 from pat_jax.run.sft.reading import kind_of, read_lessons
 from pat_jax.training.build import DTYPES, build_lora, row_shapes
 from pat_jax.training.build_roles import Losses, build_roles
-from pat_jax.training.role_model import RoleModel
+from pat_jax.training.role_model import RoleModel, with_free_memory
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
@@ -87,7 +87,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     rows = tuned_roles(config, lessons.HEAD, steps, has_reference=REFERENCE in lessons.loss.needs)
 
     def roles_in(layout: Layout) -> Roles:
-        models = [RoleModel(row, policy, layout) for row in rows]
+        models = with_free_memory([RoleModel(row, policy, layout) for row in rows], memory)
         return build_roles(models, Losses(lessons.loss), shapes, Receivers(dtype))
 
     roles = roles_in(layout)

@@ -17,6 +17,7 @@ from pat_jax.config.run import RolesConfig, RunConfig
 from pat_jax.config.shared import LayoutChoice
 from pat_jax.config.task import TaskChoice
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
     check_lengths,
@@ -52,7 +53,7 @@ from pat_jax.run.start.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import micro_shapes
 from pat_jax.training.build_roles import losses_of
 from pat_jax.training.reader import Reader
-from pat_jax.training.role_model import RoleModel
+from pat_jax.training.role_model import RoleModel, with_free_memory
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
@@ -208,9 +209,9 @@ def _models(
     of_policy = RoleModel(table[0], policy, layout)
     longest = config.rollout.max_length
     others = (role for role in table[1:] if role.devices != "reward")  # those read texts
-    return [of_policy] + [
-        model_of(role, of_policy, places[role.devices], division, longest) for role in others
-    ]
+    models = [model_of(role, of_policy, places[role.devices], division, longest) for role in others]
+    limit = memory_limit(config.rollout.device_memory_gib, places["rollout"])
+    return with_free_memory([of_policy, *models], limit)
 
 
 def _reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardModels:
