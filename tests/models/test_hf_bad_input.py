@@ -278,16 +278,12 @@ def test_a_tied_head_that_was_trained_apart_is_refused(checkpoint):
 def test_a_weights_file_is_refused(checkpoint):
     path = checkpoint / WEIGHTS
     sound = path.read_bytes()
-    path.write_bytes(sound[:-5])
-    assert refusal(checkpoint).startswith(
-        f"/{WEIGHTS}: the file has {len(sound) - 5} bytes, expected {len(sound)} by its header"
-    )
-    path.write_bytes(sound[:100])
-    assert "bytes long in a file of 100 bytes" in refusal(checkpoint)
+    no_json = (5).to_bytes(8, "little") + b"hello"
+    for damaged in (sound[:-5], sound + b"\0", sound[:100], sound[:5], b"", no_json):
+        path.write_bytes(damaged)
+        assert refusal(checkpoint).startswith(f"/{WEIGHTS}: the file is truncated, damaged or no")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     assert refusal(checkpoint).startswith(f"/{WEIGHTS}: the file is a Git LFS pointer")
-    path.write_bytes((5).to_bytes(8, "little") + b"hello")
-    assert refusal(checkpoint).startswith(f"/{WEIGHTS}: the header is not JSON")
     path.unlink()
     assert refusal(checkpoint).startswith(f": there is neither {WEIGHTS} nor {INDEX}")
 
