@@ -18,7 +18,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
+from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, read_profile
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, tables
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
@@ -116,7 +116,7 @@ def known_profile(
     empty; otherwise raises ProfileError."""
     if not path.is_file() or config.remeasure:
         return None
-    known = load_profile(path, subject)
+    known = read_profile(path, subject)
     if known.shards_of != shards_of:
         there, here = (
             f"the shards of {target}" if target else "whole devices"

@@ -13,7 +13,6 @@ from pat_jax.planning.latency.profile import (
     Profile,
     ProfileError,
     Subject,
-    load_profile,
     read_profile,
 )
 
@@ -46,7 +45,7 @@ def edited(path: Path, edit: Callable[[dict], object]) -> Path:
 
 def refusal(path: Path, subject: Subject = SUBJECT) -> str:
     with pytest.raises(ProfileError) as caught:
-        load_profile(path, subject)
+        read_profile(path, subject)
     message = str(caught.value)
     assert str(path) in message and "python -m pat_jax.profile --remeasure" in message
     assert message.count("\n") == 0
@@ -54,7 +53,7 @@ def refusal(path: Path, subject: Subject = SUBJECT) -> str:
 
 
 def test_a_profile_reads_back_as_it_was(path: Path):
-    read = load_profile(path, SUBJECT)
+    read = read_profile(path, SUBJECT)
     assert read.latency == PROFILE.latency
     assert not SUBJECT.differences(read.subject)
 
@@ -120,7 +119,7 @@ def test_what_is_damaged_is_refused(path: Path, edit: Callable[[dict], object], 
 
 
 def test_a_grid_that_falls_as_noise_does_is_read(path: Path):
-    load_profile(edited(path, last_times("decode_table", 0.8)), SUBJECT)
+    read_profile(edited(path, last_times("decode_table", 0.8)), SUBJECT)
 
 
 @pytest.mark.parametrize("seconds", [-0.1, 0, math.nan, math.inf, "soon", None])

@@ -99,35 +99,21 @@ class Profile:
         replace_text(path, json.dumps(content, indent=1))
 
 
-def load_profile(path: Path, subject: Subject) -> Profile:
-    """Reads the profile of `subject` from `path`. Raises ProfileError if the file cannot be read,
-    is of another version or subject, or holds times that no machine takes."""
-    profile = _parsed(path)
-    if differences := subject.differences(profile.subject):
-        raise ProfileError(path, f"of something else: {', '.join(differences)}")
-    return _checked(path, profile)
-
-
-def read_profile(path: Path) -> Profile:
-    """Reads the profile in `path`, of any subject. Raises ProfileError as `load_profile` does."""
-    return _checked(path, _parsed(path))
-
-
-def _checked(path: Path, profile: Profile) -> Profile:
-    for problem in _problems(profile):
-        raise ProfileError(path, problem)
-    return profile
-
-
-def _parsed(path: Path) -> Profile:
+def read_profile(path: Path, subject: Subject | None = None) -> Profile:
+    """Reads the profile in `path`. Raises ProfileError if the file cannot be read, is of another
+    version, or not of the given `subject`, or holds times that no machine takes."""
     content = _read(path)
     try:
-        subject = Subject(**content["subject"])
+        found = Subject(**content["subject"])
         latency = LatencyModel.from_json(content["latency"])
-        _flat(subject)
+        differences = (subject or found).differences(found)  # fails if `found` is damaged
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(path, f"not as this version writes it ({error!r})") from None
-    return Profile(subject, latency, str(content.get("shards_of", "")))
+    if differences:
+        raise ProfileError(path, f"of something else: {', '.join(differences)}")
+    for problem in _problems(latency):
+        raise ProfileError(path, problem)
+    return Profile(found, latency, str(content.get("shards_of", "")))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -145,16 +131,19 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _problems(profile: Profile) -> Iterable[str]:
-    latency = profile.latency
-    tables: dict[str, Mapping] = {name: getattr(latency, name) for name in TABLES}
-    for name, table in tables.items():
-        for key in table:
-            num_layouts, num_sizes, words = KEYS[name]
+def _problems(latency: LatencyModel) -> Iterable[str]:
+    for name in TABLES:
+        num_layouts, num_sizes, words = KEYS[name]
+        for key, seconds in getattr(latency, name).items():
             if not _is_key(key, num_layouts, num_sizes, words):
                 yield (
                     f"field {name} has an entry {_words(key)}, expected {num_layouts} layouts "
                     f"and {num_sizes} sizes of at least 1{' and a word of ' * bool(words)}{', '.join(words)}"
+                )
+            if not (isinstance(seconds, int | float) and 0 < seconds <= MOST_S):
+                yield (
+                    f"field {name}, entry {_words(key)}, is {shown(seconds)}, expected a positive "
+                    "number of seconds"
                 )
     if latency.reads not in get_args(Reads):
         yield f"field {READS} is {latency.reads!r}, expected one of {', '.join(get_args(Reads))}"
@@ -163,13 +152,6 @@ def _problems(profile: Profile) -> Iterable[str]:
     for name in SHAPE:
         if not _is_count(size := getattr(latency, name)):
             yield f"field {name} is {shown(size)}, expected an integer of at least 1"
-    for name, table in tables.items():
-        for key, seconds in table.items():
-            if not (isinstance(seconds, int | float) and 0 < seconds <= MOST_S):
-                yield (
-                    f"field {name}, entry {_words(key)}, is {shown(seconds)}, expected a positive "
-                    "number of seconds"
-                )
     yield from _drops("decode_table", latency.decode_table)
     yield from _drops("prefill_table", latency.prefill_table)
 
@@ -192,17 +174,13 @@ def _is_count(size: object) -> bool:
 
 def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
     """Yields a message for each entry where more rows, or a larger length, take far less time."""
-    lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
+    lines: dict[tuple, list[tuple]] = defaultdict(list)  # keys that differ in one size
     for key in table:
-        split, *rows, length = key
-        if rows:
-            lines[(split, "rows", length)].append((rows[0], key))
-            lines[(split, "length", rows[0])].append((length, key))
-        else:
-            lines[(split,)].append((length, key))
+        for i in range(1, len(key)):
+            lines[i, key[:i], key[i + 1 :]].append(key)
     for line in lines.values():
         slowest = 0.0
-        for _, key in sorted(line):
+        for key in sorted(line):
             if table[key] < LEAST_SHARE * slowest:
                 yield (
                     f"field {name}, entry {_words(key)}, is {table[key]} s, expected at least "

@@ -13,7 +13,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.latency.profile import Profile, Subject, load_profile
+from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
@@ -85,7 +85,7 @@ def frozen(
     the run began with instead, if there is one."""
     path = folder / "profile.json"
     if is_deterministic and path.exists():
-        kept = load_profile(path, subject).latency
+        kept = read_profile(path, subject).latency
         if kept.covers(measured):
             return kept
         notify(f"{path} is of other shapes: measured anew")

@@ -11,7 +11,7 @@ from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.hosts.together import process_group
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
+from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, read_profile
 
 log = logging.getLogger(__name__)
 WHOLE = {"expert_parallel": 0, "expert_width": 1}  # values that a subject leaves out
@@ -40,7 +40,7 @@ def find_profile(asked: str, subject: Subject) -> Profile | None:
     if asked == "none":
         return None
     if asked != "auto":
-        return process_group().agree("profile", lambda: load_profile(Path(asked), subject))
+        return process_group().agree("profile", lambda: read_profile(Path(asked), subject))
     return process_group().agree("profile", lambda: _profile_of(subject))
 
 
@@ -51,7 +51,7 @@ def _profile_of(subject: Subject) -> Profile | None:
     if path is None:
         return None
     try:
-        return load_profile(path, subject)
+        return read_profile(path, subject)
     except ProfileError as error:  # the user did not ask for this profile
         # What an earlier run has kept is measured again without the user.
         log.log(logging.INFO if path.parent == KEPT_DIR else logging.WARNING, "not used: %s", error)
