@@ -23,7 +23,7 @@ from tests.lossless import EXPERTS, MODELS, PATHS, Settings, Subject, make_reque
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64, degrees=(1, 8)),  # compacts its rows twice
     # Lengthens its cache.
-    "kv2": Settings(min_rows=8, max_logprobs=3, reshard_chunk_bytes=2**14, degrees=(1, 2, 8)),
+    "kv2": Settings(min_rows=8, max_logprobs=3, reshard_bytes=2**14, degrees=(1, 2, 8)),
     "kv1": Settings(min_rows=16, min_length=64, page_size=4, degrees=(1, 8)),
     "moe": Settings(min_rows=8, min_length=64, degrees=(1, 2, 8)),
     "mixtral": Settings(min_rows=16, min_length=64, degrees=(1, 8)),

@@ -91,7 +91,7 @@ class Settings:
     page_size: int = 8
     prefill_blocks: int = 4
     kv_pages: int = 0
-    reshard_chunk_bytes: int = 2**15  # several chunks even of such small models
+    reshard_bytes: int = 2**15  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
@@ -177,7 +177,7 @@ class Subject:
             eos_ids=EOS_IDS,
             dtype=dtype,
             layouts=layouts,
-            reshard_chunk_bytes=settings.reshard_chunk_bytes,
+            reshard_bytes=settings.reshard_bytes,
             drafter=settings.drafter,
         )
         if is_compiled:

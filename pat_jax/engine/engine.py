@@ -32,15 +32,9 @@ from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sizing.pool_pages import (
-    buckets_of,
-    decode_functions,
-    pages_within,
-    specs_for,
-)
+from pat_jax.engine.sizing.pool_pages import buckets_of, pages_per_replica, specs_for
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.mesh import factored_mesh
@@ -58,11 +52,8 @@ class RolloutEngine:
     Args:
       capacity: the most sequences that run at once; others wait.
       layouts: the layouts to prepare; None prepares every layout that divides the model.
-      reshard_chunk_bytes: the most extra memory that resharding takes, on all devices together.
+      reshard_bytes: the most extra memory that resharding takes, on all devices together.
       kv_bytes: the most memory of a device for the KV cache, which takes less if less is enough.
-      runs_ahead: dispatch a burst before the results of the one before it are known, so that
-        the devices do not wait for the host. A switch that no threshold predicted then comes
-        one burst later. None stands for the backend's default, `Backend.runs_ahead`.
       drafter: proposes the drafts that bursts may verify; `compile` loads its draft model.
       drafting: a sentence about which drafts are used and why.
       by_need: `compile` compiles a few of the decode programs, and rollouts compile the others
@@ -79,9 +70,8 @@ class RolloutEngine:
         eos_ids: Sequence[int],
         dtype: jnp.dtype = jnp.float32,
         layouts: dict[Split, Layout] | None = None,
-        reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES,
+        reshard_bytes: int = RESHARD_CHUNK_BYTES,
         kv_bytes: float = math.inf,
-        runs_ahead: bool | None = None,
         drafter: Drafter = NO_DRAFTER,
         drafting: str = "",
         by_need: bool = False,
@@ -92,16 +82,16 @@ class RolloutEngine:
         self.checks = config.check_integrity
         self.drafting = drafting
         self.dtype = dtype
-        self.layouts = _all_layouts(policy, devices) if layouts is None else layouts
-        some = next(iter(self.layouts.values()))
+        layouts = _all_layouts(policy, devices) if layouts is None else layouts
+        self.layouts = layouts
+        some = next(iter(layouts.values()))
         self.mesh: Mesh = some.mesh
-        self.runs_ahead = some.backend.runs_ahead if runs_ahead is None else runs_ahead
-        buckets = buckets_of(self.layouts, capacity, config, policy.config)
-        pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
+        self.runs_ahead = some.backend.runs_ahead
+        buckets = buckets_of(layouts, capacity, config, policy.config)
+        pages = pages_per_replica(kv_bytes, config, policy.config, layouts, buckets, dtype)
         first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
-        functions = decode_functions(config, policy, drafter, dtype, eos_ids)
         self.specs = specs_for(
-            config, functions, self.layouts, buckets, pages, reshard_chunk_bytes, first
+            config, policy, drafter, dtype, eos_ids, layouts, buckets, pages, reshard_bytes, first
         )
         self.programs = ProgramTable()
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
@@ -187,27 +177,6 @@ class RolloutEngine:
         done = dict(stream)
         return [done[i] for i in range(len(requests))], report
 
-    def _executor(
-        self,
-        responses: Responses,
-        tables: BlockTables,
-        clock: Stopwatch,
-        earlier: EarlierResponses | None,
-    ) -> DeviceExecutor:
-        if self.checks and earlier is not None:
-            process_group().compare("earlier responses", earlier.checksum)
-        return DeviceExecutor(
-            self.specs,
-            self.programs,
-            self.weights,
-            responses,
-            tables,
-            clock,
-            draft_params=self.draft_params,
-            checks=self.checks,
-            earlier=earlier,
-        )
-
     def stream(
         self,
         requests: Sequence[Request],
@@ -237,9 +206,7 @@ class RolloutEngine:
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            responses, scheduler = self._begin(requests, expected)
-            tables = scheduler.cache_manager.tables
-            executor = self._executor(responses, tables, clock, earlier)
+            responses, scheduler, executor = self._begin(requests, expected, earlier, clock)
         enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
         loop = rollout(scheduler, executor, planner, report, enough, log.info)
         with closing(loop):
@@ -249,8 +216,14 @@ class RolloutEngine:
         report.compile_s = self.programs.waited_s - before_s
 
     def _begin(
-        self, requests: Sequence[Request], expected: np.ndarray | None
-    ) -> tuple[Responses, Scheduler]:
+        self,
+        requests: Sequence[Request],
+        expected: np.ndarray | None,
+        earlier: EarlierResponses | None,
+        clock: Stopwatch,
+    ) -> tuple[Responses, Scheduler, DeviceExecutor]:
+        if self.checks and earlier is not None:
+            process_group().compare("earlier responses", earlier.checksum)
         split = self.weights.layout.split
         shapes = self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
@@ -269,7 +242,18 @@ class RolloutEngine:
             expected=expected,
             by_need=self.by_need,
         )
-        return responses, scheduler
+        executor = DeviceExecutor(
+            self.specs,
+            self.programs,
+            self.weights,
+            responses,
+            scheduler.cache_manager.tables,
+            clock,
+            draft_params=self.draft_params,
+            checks=self.checks,
+            earlier=earlier,
+        )
+        return responses, scheduler, executor
 
 
 def _all_layouts(policy: Policy, devices: Sequence[Device]) -> dict[Split, Layout]:

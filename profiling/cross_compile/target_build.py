@@ -20,12 +20,7 @@ from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.memory import kv_bytes, memory_alone, memory_model, whole_sequences
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
-from pat_jax.engine.sizing.pool_pages import (
-    buckets_of,
-    decode_functions,
-    pages_within,
-    specs_for,
-)
+from pat_jax.engine.sizing.pool_pages import buckets_of, pages_per_replica, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.chain import layout_chain, least_tp
 from pat_jax.layout.layout import Layout
@@ -270,14 +265,17 @@ class TargetBuild:
             return dict(self.alone.pages)
         options: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
         room = kv_bytes(self.policy, kept, config, self.dtype, **options)
-        pages = pages_within(room, config, self.policy.config, kept, self.buckets, self.dtype)
+        pages = pages_per_replica(room, config, self.policy.config, kept, self.buckets, self.dtype)
         return {**self.alone.pages, **pages}
 
     @cached_property
     def specs(self) -> ProgramSpecs:
         config = self.order.run.rollout
-        functions = decode_functions(config, self.policy, self.drafter, self.dtype, EOS)
-        return specs_for(config, functions, self.layouts, self.buckets, self._pages)
+        drafter = self.drafter
+        layouts = self.layouts
+        return specs_for(
+            config, self.policy, drafter, self.dtype, EOS, layouts, self.buckets, self._pages
+        )
 
 
 def check(built: TargetBuild) -> None:

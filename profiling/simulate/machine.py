@@ -57,7 +57,7 @@ class Machine:
     burst_steps: int = 64
     check_every: int = 8
     memory: MemoryModel | None = None  # None: every layout fits
-    runs_ahead: bool = False  # see RolloutEngine
+    runs_ahead: bool = False  # see `Backend`
     # Whether pools are as large as in `memory`: a sequence that finds no pages waits, or another is
     # preempted. False: they hold every sequence, and `memory` only excludes layouts in `oracle`.
     has_pools: bool = False

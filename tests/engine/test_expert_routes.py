@@ -305,7 +305,7 @@ def specs_of(config: ModelConfig) -> ProgramSpecs:
         Settings().rollout,
         capacity=16,
         eos_ids=EOS_IDS,
-        reshard_chunk_bytes=2**30,
+        reshard_bytes=2**30,
     )
     return engine.specs
 

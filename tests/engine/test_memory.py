@@ -35,7 +35,6 @@ from pat_jax.engine.sizing.memory import (
     shard_bytes,
 )
 from pat_jax.engine.sizing.memory_checks import check_memory
-from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
@@ -180,7 +179,8 @@ def specs_of(vocab_size: int, length: int) -> ProgramSpecs:
     layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
     buckets = Buckets.of(tuple(layouts), 8, BucketLimits(4, length, length))
     functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, DRAFTER)
-    pages = pages_per_replica(layouts, buckets, 16)
+    whole = 1 + 4 * length // 16  # of all rows at full length
+    pages = {split: whole * layout.size(layout.kv_axes) for split, layout in layouts.items()}
     return ProgramSpecs(functions, layouts, buckets, 16, pages, 8)
 
 

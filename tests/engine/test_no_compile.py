@@ -271,14 +271,9 @@ def asked() -> list[Request]:
 def test_rollouts_say_the_same_and_compile_less():
     """With a switch, on two devices; the second of two equal rollouts compiles nothing."""
     few = RolloutEngine(
-        POLICY,
-        jax.devices()[:2],
-        CONFIG,
-        capacity=16,
-        eos_ids=EOS_IDS,
-        runs_ahead=True,
-        by_need=True,
+        POLICY, jax.devices()[:2], CONFIG, capacity=16, eos_ids=EOS_IDS, by_need=True
     )
+    few.runs_ahead = True
     path = ScriptedPath(DP2, (Step(TP2, 6),))
     expected, _ = generate(engine(), asked(), path)
     began = time.perf_counter()

@@ -39,9 +39,9 @@ def one_length() -> RolloutEngine:
             replace(CONFIG, min_rows=8),
             capacity=16,
             eos_ids=EOS_IDS,
-            runs_ahead=True,
             by_need=True,
         )
+    made.runs_ahead = True
     made.compile()
     return made
 

@@ -35,15 +35,16 @@ def engine(
     policy: Policy = POLICY,
 ) -> RolloutEngine:
     """Each program is compiled when it is first needed."""
-    return RolloutEngine(
+    made = RolloutEngine(
         policy,
         jax.devices()[:2],
         replace(CONFIG, kv_pages=kv_pages, min_rows=min_rows),
         capacity=capacity,
         eos_ids=EOS_IDS,
-        runs_ahead=True,
         drafter=drafter_for(drafts),
     )
+    made.runs_ahead = True
+    return made
 
 
 def reading_pages(**sizes: Any) -> RolloutEngine:

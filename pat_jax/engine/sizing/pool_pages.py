@@ -1,6 +1,5 @@
 """A rollout's buckets and pages, and the specs by which its programs are compiled."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -20,20 +19,6 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 
 
-def decode_functions(
-    config: RolloutConfig,
-    policy: Policy,
-    drafter: Drafter,
-    dtype: jnp.dtype,
-    eos_ids: Sequence[int],
-) -> DecodeFunctions:
-    """Returns the functions of a rollout's decode programs with these options."""
-    eos = tuple(eos_ids)
-    return DecodeFunctions(
-        policy, dtype, eos, config.check_every, config.burst_steps, config.max_logprobs, drafter
-    )
-
-
 def buckets_of(
     layouts: Mapping[Split, Layout], capacity: int, config: RolloutConfig, model: ModelConfig
 ) -> Buckets:
@@ -45,22 +30,28 @@ def buckets_of(
 
 def specs_for(
     config: RolloutConfig,
-    functions: DecodeFunctions,
+    policy: Policy,
+    drafter: Drafter,
+    dtype: jnp.dtype,
+    eos_ids: Sequence[int],
     layouts: dict[Split, Layout],
     buckets: Buckets,
     pages: dict[Split, int],
-    reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES,
+    reshard_bytes: int = RESHARD_CHUNK_BYTES,
     first: Buckets | None = None,
 ) -> ProgramSpecs:
     """Returns the specs of a rollout's programs with these options; see `ProgramSpecs`."""
-    page_size = config.page_size
+    steps = config.burst_steps
+    functions = DecodeFunctions(
+        policy, dtype, tuple(eos_ids), config.check_every, steps, config.max_logprobs, drafter
+    )
     blocks = config.prefill_blocks
     return ProgramSpecs(
-        functions, layouts, buckets, page_size, pages, blocks, reshard_chunk_bytes, first
+        functions, layouts, buckets, config.page_size, pages, blocks, reshard_bytes, first
     )
 
 
-def pages_within(
+def pages_per_replica(
     kv_bytes: float,
     config: RolloutConfig,
     model: ModelConfig,
@@ -68,41 +59,28 @@ def pages_within(
     buckets: Buckets,
     dtype: jnp.dtype,
 ) -> dict[Split, int]:
-    """Returns `pages_per_replica` for a KV cache of at most `kv_bytes` per device."""
-    most = kv_bytes // page_bytes(model, config.page_size, dtype)
-    unsplit = config.kv_pages
-    return pages_per_replica(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
-
-
-def pages_per_replica(
-    layouts: Mapping[Split, Layout],
-    buckets: Buckets,
-    page_size: int,
-    *,
-    unsplit: int = 0,
-    most: float = math.inf,
-) -> dict[Split, int]:
     """Returns the pages of a replica's pool in each layout, NULL_PAGE included. Raises UserError if
-    `unsplit` pages do not hold the longest sequence.
+    the pages asked for do not hold the longest sequence.
 
     Pools take the same bytes of a device in every layout. So a layout that splits the KV heads over
     f devices has f times as many pages per replica. Every pool can hold the longest sequence.
-
-    Args:
-      unsplit: number of pages of a replica whose KV heads are not split. 0 stands for enough pages
-        for every row of every layout's largest bucket at full length, but at most `most`.
+    Unless a number is asked for, the pages are enough for every row of every layout's largest
+    bucket at full length, but take at most `kv_bytes` per device.
     """
+    size = config.page_size
     longest = buckets.lengths[-1]
-    least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())
+    least = max(unsplit_pages(layout, 1, longest, size) for layout in layouts.values())
+    unsplit = config.kv_pages
     if unsplit and unsplit < least:
         raise UserError(
             f"option --rollout.kv_pages is {unsplit}: expected at least {least}, so that a sequence "
-            f"of {longest} tokens fits alone in pages of {page_size}."
+            f"of {longest} tokens fits alone in pages of {size}."
         )
     full = max(
-        unsplit_pages(layout, buckets.rows[split][-1], longest, page_size)
+        unsplit_pages(layout, buckets.rows[split][-1], longest, size)
         for split, layout in layouts.items()
     )
+    most = kv_bytes // page_bytes(model, size, dtype)
     unsplit = unsplit or max(least, int(min(full, most)))
     return {split: unsplit * layout.size(layout.kv_axes) for split, layout in layouts.items()}
 
