@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pat_jax.common.devices import Device
+from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
 from pat_jax.layout.division import dividing_run, undivided
 from pat_jax.layout.mesh import hosts_of
@@ -254,7 +254,18 @@ def of_one_group(layout: Layout) -> Layout:
     return replace(layout, dp_axes=layout.fsdp_axes)
 
 
-def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """Returns the bytes of one device's shard of an array."""
-    assert x.sharding is not None  # an abstract array says where it will be
-    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+def shard_bytes(tree: Any) -> int:
+    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on the device
+    that holds most of them. Arrays in host memory do not count."""
+    groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
+    for x in jax.tree.leaves(tree):
+        if x.sharding.memory_kind != HOST_MEMORY:
+            devices = x.sharding.device_set
+            size = math.prod(x.sharding.shard_shape(x.shape))
+            _, before = groups.get(id(devices), (devices, 0))
+            groups[id(devices)] = devices, before + size * x.dtype.itemsize
+    if len(groups) == 1:
+        return next(size for _, size in groups.values())
+    every = set[Device]().union(*(devices for devices, _ in groups.values()))
+    of_each = (sum(size for own, size in groups.values() if one in own) for one in every)
+    return max(of_each, default=0)

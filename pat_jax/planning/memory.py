@@ -6,6 +6,7 @@ comes from, or what too few pages cost (`drafting.py`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,13 @@ def beside(arrays: int, temporaries: int, limit: float) -> int:
     """Returns the bytes of a device's usable memory that a program takes: its `arrays`, and the
     `temporaries` that exceed the part of `limit` that `USABLE` leaves out."""
     return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
+
+
+class DraftBytes(NamedTuple):
+    """The bytes per device that drafts need."""
+
+    source: int = 0  # texts to copy from, a draft model with its cache, or the exit head
+    steps: int = 0  # temporaries: logits of all tokens that a step verifies, arrays of sampling
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,7 @@ class MemoryModel:
     chunk: int  # bytes, over all devices, of the weights that are resharded at once
     staging: int  # most bytes of pages in transit from one layout to another
     ahead: int  # tokens beyond its context that a sequence needs room for
-    # Bytes for bursts with drafts: of the drafter, and of temporaries. Empty without drafts.
-    draft_sources: Mapping[Split, int] = field(default_factory=dict)
-    draft_steps: Mapping[Split, int] = field(default_factory=dict)
+    drafts: Mapping[Split, DraftBytes] = field(default_factory=dict)
 
     @property
     def usable(self) -> float:
@@ -56,8 +62,8 @@ class MemoryModel:
     def drafted(self, split: Split) -> int:
         """Returns the bytes that the largest burst with drafts needs in addition: the source of the
         drafts, and the temporaries beyond the memory that is left to all programs."""
-        source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
-        return beside(source, steps, self.limit)
+        drafts = self.drafts.get(split, DraftBytes())
+        return beside(drafts.source, drafts.steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
         """Returns the bytes that the layout takes if its pool has just room for `sequences` prompts
@@ -89,7 +95,7 @@ class MemoryModel:
         pool = max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
-        drafted = max(self.draft_sources.values(), default=0)
+        drafted = max((each.source for each in self.drafts.values()), default=0)
         most = held + chunk + pool + self.staging + drafted
         return self.has_room(splits) & (most <= self.usable)
 

@@ -13,7 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.optimizer import OptimizerState
 from pat_jax.config.role_table import REFERENCE
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.planning.memory import USABLE, gib
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.training.roles import Roles

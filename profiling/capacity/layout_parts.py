@@ -42,7 +42,7 @@ def memory_of(
         weights = memory.weights[split]
         pool = memory.pool(split)
         why = refused.get(split, "")
-        drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
+        drafts = memory.drafts[split].source if programs else sum(memory.drafts[split])
         layouts.append(
             LayoutMemory(split, weights, memory.resident, pool, beside[split], whole, why, drafts)
         )

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.config.role_table import Role
-from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import most_exchanged
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.capacity.report import RoleMemory
 from pat_jax.profiling.cross_compile.target_build import TargetBuild

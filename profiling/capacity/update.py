@@ -15,8 +15,8 @@ from pat_jax.common.text_table import percent
 from pat_jax.config.compute import MemoryOptions
 from pat_jax.config.programs import ProgramChoice
 from pat_jax.config.role_table import POLICY, REFERENCE
-from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.exchange import buffer_rows, form_of_update
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.report import Batches, Update, UpdateMemory

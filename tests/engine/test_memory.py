@@ -26,21 +26,21 @@ from pat_jax.engine.device.programs.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
-from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
+from pat_jax.engine.sizing.draft_memory import draft_bytes
 from pat_jax.engine.sizing.memory import (
     kv_bytes,
     memory_alone,
     memory_model,
     most_at_once,
-    shard_bytes,
 )
 from pat_jax.engine.sizing.memory_checks import check_memory
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.layout.chain import layout_chain
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
-from pat_jax.planning.memory import GIB
+from pat_jax.planning.memory import GIB, DraftBytes
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.run.start.setup import Setup, build
@@ -269,9 +269,7 @@ def test_memory_counts_a_draft_model():
     specs = specs_of(64, 256)
     built = memory_model(specs, config, **asked)
     drafted = bytes_of(specs)
-    assert {
-        split: (built.draft_sources[split], built.draft_steps[split]) for split in layouts
-    } == drafted
+    assert built.drafts == drafted
     # Temporaries have the tenth of a device that is left to those of all programs, and count beyond it.
     for split, (source, steps) in drafted.items():
         assert built.drafted(split) == source

@@ -14,7 +14,7 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.critic import CriticAdapterConfig, CriticConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.resting import with_rest

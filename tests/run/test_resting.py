@@ -17,7 +17,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
 from pat_jax.config.role_table import REFERENCE
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.files import CHECKPOINTS
 from pat_jax.run.logging.metrics import read_metrics

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 from pat_jax.run.roles.reward_models import load_reward_models

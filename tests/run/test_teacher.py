@@ -26,7 +26,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.role_table import TEACHER
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig

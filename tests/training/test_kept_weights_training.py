@@ -9,7 +9,7 @@ import pytest
 from chex import assert_trees_all_equal
 from trainers import CHAIN, host_weights, make_trainer, started, updated
 
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.training.trainer import Trainer

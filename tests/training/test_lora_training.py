@@ -23,8 +23,7 @@ from trainers import (
     updated,
 )
 
-from pat_jax.engine.sizing.memory import shard_bytes
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora

@@ -26,7 +26,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.optimizer import OptimizerConfig
 from pat_jax.config.role_table import REFERENCE
-from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.batches.train_batch import TrainBatch
 from pat_jax.run.checkpoints.checkpoint import Checkpointer

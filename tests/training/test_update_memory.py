@@ -15,8 +15,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.engine.sizing.draft_memory import draft_bytes
-from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.buckets import Drafts
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.models.presets import preset
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.page import plan_text
@@ -200,7 +200,7 @@ def test_a_draft_model_lies_beside_updates_and_is_the_drafts_of_rollouts(tmp_pat
     assert there > 4 * QWEN3.vocab_size * QWEN3.embed_dim
     check_counted(one, there)
     assert one.memory.resident == none.memory.resident
-    assert all(source > there for source in one.memory.draft_sources.values())
+    assert all(each.source > there for each in one.memory.drafts.values())
 
 
 def test_where_no_burst_drafts_they_are_there_as_well():

@@ -4,9 +4,7 @@ Knows shapes. Does not know how much memory a device has.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
@@ -14,6 +12,7 @@ from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
+from pat_jax.planning.memory import DraftBytes
 from pat_jax.planning.types import Split
 
 # Float32 arrays, each as large as all logits of a step, that sampling holds at a time in compiled
@@ -22,13 +21,6 @@ from pat_jax.planning.types import Split
 LOGITS = 6
 FLOAT = 4  # bytes
 SCORES = 2  # float32 arrays of attention scores held at a time, if no kernel computes attention
-
-
-class DraftBytes(NamedTuple):
-    """The bytes per device that drafts need."""
-
-    source: int = 0  # texts to copy from, a draft model with its cache, or the exit head
-    steps: int = 0  # temporaries: logits of all tokens that a step verifies, arrays of sampling
 
 
 def draft_bytes(
@@ -41,13 +33,13 @@ def draft_bytes(
 
     def most(layout: Layout) -> DraftBytes:
         # Every device has all weights of the drafter, even if this layout makes no drafts.
-        fixed = _bytes(drafter.params(layout, shapes))
+        fixed = shard_bytes(drafter.params(layout, shapes))
         longest = buckets.lengths[-1]
         found = [DraftBytes(fixed)]
         length = num_pages_for(longest, size) * size
         for rows in buckets.rows[layout.split]:
             for num_draft_tokens in drafts.of(rows):
-                source = fixed + _bytes(drafter.state(layout, rows, longest, shapes))
+                source = fixed + shard_bytes(drafter.state(layout, rows, longest, shapes))
                 steps = _of_steps(shapes, layout, (rows, num_draft_tokens, length), drafts)
                 found.append(DraftBytes(source, steps))
         return max(found, key=sum)
@@ -70,10 +62,6 @@ def _of_steps(
         # Attention and sampling do not run at the same time, so the larger counts.
         steps = max(steps, scores) + _turns(model, layout, rows, turns, shapes.dtype)
     return steps
-
-
-def _bytes(tree: Any) -> int:
-    return sum(map(shard_bytes, jax.tree.leaves(tree)))
 
 
 def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:

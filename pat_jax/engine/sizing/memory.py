@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pat_jax.common.devices import HOST_MEMORY, Device
+from pat_jax.common.devices import Device
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
@@ -20,13 +20,13 @@ from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
-from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
+from pat_jax.engine.sizing.draft_memory import draft_bytes
 from pat_jax.engine.sizing.memory_checks import layouts_without_memory
 from pat_jax.engine.sizing.pool_pages import page_bytes, unsplit_pages
 from pat_jax.layout.buckets import Buckets, largest_length
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import USABLE, MemoryModel, beside
+from pat_jax.planning.memory import USABLE, DraftBytes, MemoryModel, beside
 from pat_jax.planning.types import Split
 
 
@@ -141,14 +141,6 @@ def _drafted(
     return draft_bytes(layouts, shapes, drafter)
 
 
-def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
-    """The bytes that `_drafted` returns, by the fields of `MemoryModel`."""
-    return {
-        "draft_sources": {split: each.source for split, each in drafted.items()},
-        "draft_steps": {split: each.steps for split, each in drafted.items()},
-    }
-
-
 def _chunk(leaves: Sequence[Any], limit: int) -> int:
     """The bytes, over all devices, of the largest chunk of weights that is resharded at once."""
     sizes = [x.size * x.dtype.itemsize for x in leaves]
@@ -190,7 +182,7 @@ def memory_alone(
         chunk=0,
         staging=0,
         ahead=config.check_every,
-        **_by_part(_drafted(policy, layouts, config, dtype, drafter)),
+        drafts=_drafted(policy, layouts, config, dtype, drafter),
     )
 
 
@@ -216,7 +208,7 @@ def memory_model(
         chunk=_chunk(leaves, specs.reshard_chunk_bytes),
         staging=specs.staging_bytes,
         ahead=config.check_every,
-        **_by_part(draft_bytes(specs.layouts, specs.draft_shapes, specs.drafter)),
+        drafts=draft_bytes(specs.layouts, specs.draft_shapes, specs.drafter),
     )
 
 
@@ -229,20 +221,3 @@ def engine_memory(specs: ProgramSpecs, config: RolloutConfig, resident: Any = ()
     first = next(iter(specs.layouts.values()))
     limit = memory_limit(config.device_memory_gib, list(first.mesh.devices.flat))
     return memory_model(specs, config, limit=limit, resident=resident)
-
-
-def shard_bytes(tree: Any) -> int:
-    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on the device
-    that holds most of them. Arrays in host memory do not count."""
-    groups = dict[int, tuple[set[Device], int]]()  # by the identity of a set, which a mesh keeps
-    for x in jax.tree.leaves(tree):
-        if x.sharding.memory_kind != HOST_MEMORY:
-            devices = x.sharding.device_set
-            size = math.prod(x.sharding.shard_shape(x.shape))
-            _, before = groups.get(id(devices), (devices, 0))
-            groups[id(devices)] = devices, before + size * x.dtype.itemsize
-    if len(groups) == 1:
-        return next(size for _, size in groups.values())
-    every = set[Device]().union(*(devices for devices, _ in groups.values()))
-    of_each = (sum(size for own, size in groups.values() if one in own) for one in every)
-    return max(of_each, default=0)

@@ -89,9 +89,9 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
             f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
             "sequences at full length)"
         )
-        if source := memory.draft_sources.get(split):
-            step = gib(memory.draft_steps[split])
-            lines[-1] += f", drafts {gib(source)} and {step} while a step runs"
+        if (drafts := memory.drafts.get(split)) and drafts.source:
+            step = gib(drafts.steps)
+            lines[-1] += f", drafts {gib(drafts.source)} and {step} while a step runs"
         if whole < sequences:
             lines[-1] += "; others wait or are preempted while it is full"
     return lines

@@ -16,8 +16,8 @@ from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.role_table import Role
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
-from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.buckets import ladder, largest_length
+from pat_jax.layout.layout import shard_bytes
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
 from pat_jax.models.checkpoints.json_fields import read_json_object

@@ -25,8 +25,8 @@ from pat_jax.engine.sizing.layout_choice import (
     scripted_planner,
     worth_planning,
 )
-from pat_jax.engine.sizing.memory import memory_model, shard_bytes
-from pat_jax.layout.layout import Layout
+from pat_jax.engine.sizing.memory import memory_model
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
