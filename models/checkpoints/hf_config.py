@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import read_json_object
 from pat_jax.models.checkpoints.hf_experts import LATENT, MOST_LAYERS, experts_fields, read_experts
 from pat_jax.models.checkpoints.hf_families import (
     BIGMAC,
@@ -18,7 +19,7 @@ from pat_jax.models.checkpoints.hf_families import (
     class_of,
     read_class,
 )
-from pat_jax.models.checkpoints.json_fields import CHECK, Fields, read_json_object
+from pat_jax.models.checkpoints.json_fields import CHECK, Fields
 from pat_jax.models.config import Head, ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"

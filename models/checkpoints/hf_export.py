@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import read_json_object
 from pat_jax.common.pytree import on_host
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, to_hf_config
 from pat_jax.models.checkpoints.hf_files import INDEX_FILE, WEIGHTS_FILE
-from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.checkpoints.safetensors_file import write_file
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy

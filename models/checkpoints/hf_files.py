@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.checkpoints.json_fields import read_json_object
+from pat_jax.common.json_text import read_json_object
 from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
 from pat_jax.models.hf_tensors import LM_HEAD, usual_names
 

@@ -1,4 +1,4 @@
-"""Reads JSON files whose fields are checked: an error names the file, the field and the mistake.
+"""Reads the fields of a JSON object: an error names the file, the field and the mistake.
 
 Knows no field of any format.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.json_text import JsonError, parse_json
 
 MOST = 2**31 - 1  # largest integer that a field may have
 LARGEST_NUMBER = 1e30
@@ -60,28 +59,3 @@ class Fields:
         if not isinstance(value, dict):
             raise self.error(name, "an object", CHECK)
         return Fields(value, self.path, f"{self.prefix}{name}.")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises UserError if the file is not one JSON object; the
-    message names the line of the mistake."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
-    where = ""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-        what = f"the file holds a JSON {type(content).__name__}"
-    except JsonError as error:
-        content = None
-        where = error.at()
-        what = str(error)
-    except OSError as error:
-        raise UserError(f"{path}: the file cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        content = None
-        what = f"byte {error.start} is not UTF-8 text"
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path}{where}: {what}, expected one JSON object; repair the file or download it again."
-        )
-    return content

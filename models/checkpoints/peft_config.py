@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.models.checkpoints.json_fields import read_json_object
+from pat_jax.common.json_text import read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_ALPHA = 10**6  # the limit of --lora.alpha

@@ -16,10 +16,10 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.json_text import read_json_object
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ChatOptions
-from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.rl.text.tokenizer import Chat, Tokenizer
 from pat_jax.run.files.hub_names import go_on_with_names
 from pat_jax.run.results.saved_run import SavedRun

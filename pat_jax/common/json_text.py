@@ -1,15 +1,18 @@
 """Parses JSON text from others, with errors of one sentence.
 
-Imports nothing of the project. Limits the depth of values: Python writes, copies, prints and
-pickles them by recursion, which fails for deep nesting.
+Limits the depth of values: Python writes, copies, prints and pickles them by recursion, which fails
+for deep nesting.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pat_jax.common.errors import UserError
 
 MAX_DEPTH = 100  # objects and arrays inside each other; data and checkpoints have up to about ten
 
@@ -46,6 +49,31 @@ def parse_json(text: str | bytes) -> object:
     if _is_too_deep(value):
         raise _too_deep()
     return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises UserError if the file is not one JSON object; the
+    message names the line of the mistake."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
+    where = ""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+        what = f"the file holds a JSON {type(content).__name__}"
+    except JsonError as error:
+        content = None
+        where = error.at()
+        what = str(error)
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        content = None
+        what = f"byte {error.start} is not UTF-8 text"
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path}{where}: {what}, expected one JSON object; repair the file or download it again."
+        )
+    return content
 
 
 def _too_deep() -> JsonError:

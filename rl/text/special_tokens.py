@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.common.json_text import read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CONFIG = "config.json"
@@ -82,15 +82,7 @@ def _sections(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the objects of a file that may name the ids, outermost first, each after its path."""
     if not path.exists():
         return
-    try:
-        content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else "no file"
-    except (JsonError, UnicodeDecodeError, OSError) as error:
-        content = (str(error).splitlines() or [type(error).__name__])[0]
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path} is not a JSON object ({content!s:.100}): expected one with {_FIELD}; repair or "
-            "remove the file."
-        )
+    content = read_json_object(path)
     yield "", content
     for name in _SECTIONS:
         if isinstance(content.get(name), dict):

@@ -187,11 +187,14 @@ DAMAGES = [
     (replaced("tokenizer.json", b'{"model": {"type": "BPE"}}'), "no tokenizer could be read from"),
     (replaced("tokenizer_config.json", b"{}"), "names no end-of-sequence token"),
     (replaced(GENERATION, b'{"eos_token_id": "<eos>"}'), r"generation_config\.json, field eos_"),
-    (replaced(GENERATION, b"[0]"), r"generation_config\.json is not a JSON object"),
-    (replaced(GENERATION, b"[" * 5000), r"generation_config\.json is not a JSON object"),
-    (replaced(GENERATION, b"9" * 5000), r"generation_config\.json is not a JSON object"),
-    (replaced(GENERATION, b"\xed\xa0\x80"), r"generation_config\.json is not a JSON object"),
-    (lambda folder: (folder / GENERATION).mkdir(), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"[0]"), r"generation_config\.json.* expected one JSON object"),
+    (replaced(GENERATION, b"[" * 5000), r"generation_config\.json.* expected one JSON object"),
+    (replaced(GENERATION, b"9" * 5000), r"generation_config\.json.* expected one JSON object"),
+    (replaced(GENERATION, b"\xed\xa0\x80"), r"generation_config\.json.* expected one JSON object"),
+    (
+        lambda folder: (folder / GENERATION).mkdir(),
+        r"generation_config\.json.* expected one JSON object",
+    ),
 ]
 
 

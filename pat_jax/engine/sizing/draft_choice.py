@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.json_text import read_json_object
 from pat_jax.common.rules import OptionError, require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -21,7 +22,6 @@ from pat_jax.engine.device.draft.drafters import NO_DRAFTER, drafter_for
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
-from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset

@@ -11,6 +11,7 @@ from typing import Any
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.json_text import read_json_object
 from pat_jax.common.rules import require
 from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.role_table import Role
@@ -20,7 +21,6 @@ from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import shard_bytes
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
-from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel, gib

@@ -12,11 +12,11 @@ from typing import Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.common.json_text import read_json_object
 from pat_jax.common.patterns import matches
 from pat_jax.config.shared import ChatOptions
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
-from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.text.tokenizer import (
