@@ -101,15 +101,19 @@ class Evaluated:
 
     def pass_at(self, k: int) -> Estimate:
         """Returns pass@k over the problems that have at least k samples with a reward."""
-        scored = (~np.isnan(self.rewards)).sum(axis=1)
-        return Estimate.of(pass_at_k(scored, self.passes.sum(axis=1), k))
+        scored = (~np.isnan(self.rewards)).sum(axis=1).tolist()
+        passed = self.passes.sum(axis=1).tolist()
+        found = [pass_at_k(n, c, k) for n, c in zip(scored, passed, strict=True)]
+        return Estimate.of(np.array(found, np.float64))
 
     def majority(self) -> Estimate | None:
         """Returns maj@k over all k samples, or None if k is 1 or no response has a final answer."""
         has_answers = any(answer is not None for row in self.answers for answer in row)
         if self.num_samples == 1 or not has_answers:
             return None
-        return Estimate.of(majority_passes(self.answers, self.passes, ~np.isnan(self.rewards)))
+        is_scored = (~np.isnan(self.rewards)).tolist()
+        found = map(majority_passes, self.answers, self.passes.tolist(), is_scored)
+        return Estimate.of(np.array(list(found), np.float64))
 
 
 def describe_evaluation(total: Evaluated, parts: Sequence[Evaluated]) -> dict[str, float | int]:
@@ -180,23 +184,14 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def pass_at_k(
-    num_samples: Int[np.ndarray, " problems"], num_passed: Int[np.ndarray, " problems"], k: int
-) -> Float[np.ndarray, " problems"]:
-    """Returns unbiased estimates of the chance that one of k samples passes. There is one for each
-    problem, NaN if it has fewer than k samples.
-
-    They use n ≥ k samples of a problem, c of which pass:
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Returns the unbiased estimate of the chance that one of k samples of a problem passes, from n
+    samples of which c pass. NaN if there are fewer than k samples.
 
         pass@k = 1 - C(n - c, k) / C(n, k) = 1 - Πᵢ (1 - k / i), i from n - c + 1 to n
 
     Reference: Chen et al. 2021, https://arxiv.org/abs/2107.03374, eq. 1.
     """
-    pairs = zip(num_samples.tolist(), num_passed.tolist(), strict=True)
-    return np.array([_pass_at_k(n, c, k) for n, c in pairs], np.float64)
-
-
-def _pass_at_k(n: int, c: int, k: int) -> float:
     if n < k:
         return math.nan
     if n - c < k:
@@ -205,10 +200,8 @@ def _pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def majority_passes(
-    answers: Sequence[Sequence[str | None]],
-    passes: Bool[np.ndarray, "problems samples"],
-    is_scored: Bool[np.ndarray, "problems samples"],
-) -> Float[np.ndarray, " problems"]:
+    answers: Sequence[str | None], passes: Sequence[bool], is_scored: Sequence[bool]
+) -> float:
     """Returns whether the most frequent answer to a problem passes (maj@k, self-consistency).
 
     Equally frequent answers are averaged. Answers are compared as texts without spaces. A sample
@@ -218,18 +211,11 @@ def majority_passes(
       is_scored: whether each sample has a reward; answers of samples without one have no vote.
 
     Returns:
-      One value per problem: 0 or 1, or between them if answers tie or if only some samples with the
-      answer pass. 0 if no sample has an answer; NaN if no sample is scored.
+      0 or 1, or a number between them if answers tie or if only some samples with the answer pass.
+      0 if no sample has an answer; NaN if no sample is scored.
 
     Reference: Wang et al. 2022, https://arxiv.org/abs/2203.11171.
     """
-    rows = zip(answers, passes.tolist(), is_scored.tolist(), strict=True)
-    return np.array([_majority(one, passed, known) for one, passed, known in rows], np.float64)
-
-
-def _majority(
-    answers: Sequence[str | None], passes: Sequence[bool], is_scored: Sequence[bool]
-) -> float:
     if not any(is_scored):
         return math.nan
     votes: Counter[str] = Counter()

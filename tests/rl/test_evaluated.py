@@ -105,7 +105,7 @@ def test_a_report_is_json_without_nan():
 def test_pass_at_k_is_that_of_exact_combinatorics(n: int, data):
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
-    found = pass_at_k(np.array([n]), np.array([c]), k)[0]
+    found = pass_at_k(n, c, k)
     assert found == pytest.approx(float(exact), abs=1e-9) and 0 <= found <= 1
 
 
@@ -118,7 +118,7 @@ def test_pass_at_k_is_that_of_exact_combinatorics(n: int, data):
 )
 def test_the_majority_is_the_mean_over_the_answers_that_most_samples_have(rows):
     answers, passes, scored = (list(column) for column in zip(*rows, strict=True))
-    found = majority_passes([answers], np.array([passes]), np.array([scored]))[0]
+    found = majority_passes(answers, passes, scored)
     voters = [(a.strip(), p) for a, p, s in rows if a is not None and s]
     counts = Counter(text for text, _ in voters)
     if not any(scored):
