@@ -36,37 +36,25 @@ class Entry:
     search: Future[bool] | None = None
 
 
+@dataclass(eq=False)
 class BatchJob:
     """Generates the results of prompts and writes them in order."""
 
-    def __init__(
-        self,
-        prompts: Prompts,
-        seed: int,
-        session: Session,
-        tokenizer: Tokenizer | None,
-        overrides: SamplingOverrides,
-        recommended: SamplingOverrides,
-        results: ResultFile,
-    ):
-        """
-        Args:
-          overrides: the command's sampling options; those of a line win over them.
-          recommended: sampling options that apply where neither the line nor the command sets them.
-        """
-        self.prompts = prompts
-        self.seed = seed
-        self.session = session
-        self.tokenizer = tokenizer
-        self.results = results
-        self.overrides = overrides
-        self.recommended = recommended
+    prompts: Prompts
+    seed: int
+    session: Session
+    tokenizer: Tokenizer | None
+    overrides: SamplingOverrides  # the command's sampling options; those of a line win over them
+    recommended: SamplingOverrides  # apply where neither the line nor the command sets an option
+    results: ResultFile
+    num_errors: int = 0
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
         self.waiting: dict[int, Entry] = {}  # by the result's index in the results file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
         self.places: list[int] = []  # for each request of the session, the index of its result
-        self.num_written = len(results.done)
-        self.num_errors = 0
-        self.num_tokens = 0
+        self.num_written = len(self.results.done)
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ weights come from.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.batch_generation.answers import Answer
@@ -17,27 +18,15 @@ from pat_jax.engine.session import Session
 from pat_jax.rl.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, eq=False)
 class TextSession:
     """Generates texts with an engine that is compiled and has its weights."""
 
-    def __init__(
-        self,
-        session: Session,
-        tokenizer: Tokenizer | None,
-        overrides: SamplingOverrides,
-        recommended: SamplingOverrides,
-        seed: int,
-    ):
-        """
-        Args:
-          overrides: sampling options that apply unless the arguments of `generate` set them.
-          recommended: sampling options that apply if neither `overrides` nor those arguments do.
-        """
-        self.session = session
-        self.tokenizer = tokenizer
-        self.seed = seed
-        self._overrides = overrides
-        self._recommended = recommended
+    session: Session
+    tokenizer: Tokenizer | None
+    overrides: SamplingOverrides  # apply unless the arguments of `generate` set an option
+    recommended: SamplingOverrides  # apply if neither `overrides` nor those arguments do
+    seed: int
 
     def generate(self, prompts: str | Iterable[PromptLike], **sampling: Any) -> list[list[Answer]]:
         """Returns the samples of each prompt: the same as for prompts in the lines of a file.
@@ -68,8 +57,8 @@ class TextSession:
             self.seed,
             self.session,
             self.tokenizer,
-            self._overrides,
-            self._recommended,
+            self.overrides,
+            self.recommended,
             results,
         )
 

@@ -26,27 +26,14 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 PART_LENGTH = 4096  # characters
 
 
+@dataclass(frozen=True, eq=False)
 class TextRows(Sequence[Example]):
-    """The rows of a corpus, each made on access.
+    """The rows of a corpus, each made on access."""
 
-    Args:
-      tokens: tokens of all texts, with their end tokens.
-      starts: index in `tokens` of each text's position 0.
-      max_length: number of tokens of a row; the last row may have fewer.
-      num_bytes: number of bytes of all texts in UTF-8.
-    """
-
-    def __init__(
-        self,
-        tokens: Integer[np.ndarray, " tokens"],
-        starts: Int[np.ndarray, " texts"],
-        max_length: int,
-        num_bytes: int = 0,
-    ):
-        self.tokens = tokens
-        self.starts = starts
-        self.max_length = max_length
-        self.num_bytes = num_bytes
+    tokens: Integer[np.ndarray, " tokens"]  # of all texts, with their end tokens
+    starts: Int[np.ndarray, " texts"]  # index in `tokens` of each text's position 0
+    max_length: int  # number of tokens of a row; the last row may have fewer
+    num_bytes: int = 0  # number of bytes of all texts in UTF-8
 
     @property
     def num_targets(self) -> int:

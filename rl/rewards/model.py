@@ -8,7 +8,7 @@ The model is a function that is passed in. Imports no jax.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -34,35 +34,22 @@ class _Waiting:
     outcome: Future[Outcome]
 
 
+@dataclass(eq=False)
 class RewardModel:
-    """Scores responses with a model, by its own tokenizer and chat template.
+    """Scores responses with a model, by its own tokenizer and chat template."""
 
-    Args:
-      name: the reward's name in metrics.
-      max_length: most tokens of a text; a longer text gets no score.
-      pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
-        token that is not padding; if it is None, at the last token.
-      fills: whether texts of given lengths fill a batch; until they do, they wait for more texts.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        tokenizer: HuggingFaceTokenizer,
-        score: Score,
-        *,
-        max_length: int,
-        pad_id: int | None = None,
-        fills: Callable[[Sequence[int]], bool] = is_any,
-    ):
-        self.name = name
-        self.max_length = max_length
-        self._fills = fills
-        self._tokenizer = tokenizer
-        self._score = score
-        self._pad_id = pad_id
-        self._waiting: list[_Waiting] = []
-        self._gathering: Gathering[_Waiting] | None = None
+    name: str  # the reward's name in metrics
+    tokenizer: HuggingFaceTokenizer
+    score: Score
+    _: KW_ONLY
+    max_length: int  # most tokens of a text; a longer text gets no score
+    # The checkpoint's `pad_token_id`. As in transformers, the score is read at the last token that
+    # is not padding; if it is None, at the last token.
+    pad_id: int | None = None
+    # Whether texts of given lengths fill a batch; until they do, they wait for more texts.
+    fills: Callable[[Sequence[int]], bool] = is_any
+    _waiting: list[_Waiting] = field(default_factory=list)
+    _gathering: Gathering[_Waiting] | None = None
 
     def score_on(self, thread: Executor | None) -> None:
         """Sets the thread that scores responses during a rollout, from now on.
@@ -121,7 +108,7 @@ class RewardModel:
         own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
         every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
         try:
-            scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+            scores = self.score([np.frombuffer(one, np.int32) for one in every]) if every else ()
         except BaseException as error:
             for each in waiting:
                 each.outcome.set_exception(error)
@@ -137,12 +124,12 @@ class RewardModel:
 
     def _fill(self, waiting: Sequence[_Waiting]) -> bool:
         texts = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
-        return self._fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
+        return self.fills([len(one) // np.dtype(np.int32).itemsize for one in texts])
 
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt
         try:
-            tokens = np.array(scored_tokens(self._tokenizer, prompt, response.completion), np.int32)
+            tokens = np.array(scored_tokens(self.tokenizer, prompt, response.completion), np.int32)
         except ChatTemplateError as error:
             return Failure(Cause.EXCEPTION, f"cannot read it: {error}".removesuffix("."))
         if len(tokens) > self.max_length:
@@ -151,4 +138,4 @@ class RewardModel:
                 f"reads texts of up to {self.max_length:,} tokens (--reward_model.max_length), and "
                 f"this one has {len(tokens):,}",
             )
-        return until_padding(tokens, self._pad_id).tobytes()
+        return until_padding(tokens, self.pad_id).tobytes()
