@@ -189,13 +189,6 @@ class Acceptance:
             self._known_ways[draft] = self.ways(draft, self.accept_prob)
         return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
-    def always(self, draft: int, branch: int = 0) -> float:
-        """Returns the tokens that a row generates per step, if each step verifies `draft` tokens of
-        the draft and `branch` tokens of the branch."""
-        longest = max(draft, branch, 1)
-        places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
-        return float(self._of_steps(places + draft, places + branch, longest)[1][0])
-
     @cached_property
     def remembered(self) -> dict[tuple[int, int, bytes], np.ndarray]:
         """A cache for what the planner has computed from this estimate."""

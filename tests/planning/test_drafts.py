@@ -198,13 +198,6 @@ def test_rows_that_share_their_room_are_predicted(branches, count, num_draft_tok
         assert acceptance.tokens(num_draft_tokens, draft, count) > 1.02 * chains
 
 
-@pytest.mark.parametrize("draft, branch", [(1, 1), (3, 2), (2, 6), (7, 7)])
-def test_steps_of_always_the_same_tree_are_predicted(draft: int, branch: int):
-    row = new_row(np.random.default_rng(3), has_branches=True)
-    came = generated([row], lambda rows: [[draft, branch]], 20_000)
-    assert learned(True).always(draft, branch) == pytest.approx(came, rel=0.03)
-
-
 def without_branches(acceptance: Acceptance) -> Acceptance:
     return replace(acceptance, branch_counts=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
 
