@@ -128,10 +128,6 @@ class HFTensor:
             case _Form.EXPERTS:
                 return self.part_shape
 
-    def to_native(self, stored: np.ndarray) -> np.ndarray:
-        """Returns a view of a checkpoint's tensor in pat_jax's shape, `part_shape`."""
-        return stored.reshape(self.part_shape)
-
     def to_stored(self, native: np.ndarray) -> np.ndarray:
         """Reshapes one tensor of pat_jax, with or without padding, to its shape in a checkpoint."""
         unpadded = native[tuple(slice(length) for length in self.part_shape)]

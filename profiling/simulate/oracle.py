@@ -212,7 +212,7 @@ class _World:
             if source.dealt is not None and target.dealt is None and is_measured:
                 yield self._shift(a, fullest)
             return
-        reshard = self.truth.reshard(a, b)
+        reshard = self.truth.reshard_table[a, b]
         is_up = b.tp > a.tp
         if source.dealt == target.dealt if is_up else target.dealt is None:
             pages = self.truth.migrate(a, b, fullest, self.running, self.mean_context)

@@ -204,7 +204,7 @@ class SimulatedExecutor(Executor):
         source = relocation.source
         self.split = relocation.target
         if source != self.split:
-            self.now_s += truth.reshard(source, self.split)
+            self.now_s += truth.reshard_table[source, self.split]
         else:
             self.now_s += balance_seconds(truth, source, relocation.load, relocation.replica)
         return Arrival()

@@ -136,7 +136,7 @@ def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split
                 planner.latency.migrate(at, split, leaving, seen.running[j], seen.mean_context[j]),
                 planner.latency.recompute(split, rows, length),
             )
-            switch = planner.latency.reshard(at, split) + carry
+            switch = planner.latency.reshard_table[at, split] + carry
             total += priced.SAFETY * seen.any_running[j] * switch
         step = sum(
             weight * planner.latency.decode_step(split, int(np.ceil(n)), length)

@@ -79,7 +79,7 @@ class TestSwitches:
             if carry == "migrate"
             else truth.recompute(target, 32 // target.dp, 73)
         )
-        assert switch.seconds == pytest.approx(truth.reshard(source, target) + kv)
+        assert switch.seconds == pytest.approx(truth.reshard_table[source, target] + kv)
         assert (switch.step, switch.running, switch.kv) == (64, 32, carry)
         assert done.spent("switch") == switch.seconds
         # 64 steps in one layout and 40 in the other (36 to the end, in whole checks).

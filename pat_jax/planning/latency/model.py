@@ -139,9 +139,6 @@ class LatencyModel:
         routed = np.minimum(running, rows)
         return np.interp(rows, tokens, seconds) - np.interp(routed, tokens, seconds)
 
-    def reshard(self, source: Split, target: Split) -> float:
-        return self.reshard_table[(source, target)]
-
     def migrate(
         self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
