@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -65,26 +65,11 @@ class BurstLayer:
             self.start,
             self.steps,
         )
-        return cache._attend(queries[:, 0], column)[:, None], cache
-
-    def _attend(self, queries: Array, newest: Array) -> Array:
-        flat = jnp.reshape(queries, (self.keys.shape[0], *queries.shape[2:]))
-        scores = jnp.einsum("ngd,nds->ngs", flat, self.keys, preferred_element_type=jnp.float32)
-        scores = scores * queries.shape[-1] ** -0.5
-        column = jnp.arange(self.keys.shape[2])[None]
-        is_visible = (column < self.start[:, None]) | (column >= newest)
-        is_visible = jnp.repeat(is_visible, queries.shape[1], axis=0)
-        scores = jnp.where(is_visible[:, None], scores, MASKED)
-        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        # Divide the outputs by the sum, not the weights: there are fewer outputs.
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        out = jnp.einsum(
-            "ngs,nsd->ngd",
-            weights.astype(self.values.dtype),
-            self.values,
-            preferred_element_type=jnp.float32,
-        )
-        return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
+        columns = jnp.arange(cache.keys.shape[2])[None]
+        is_visible = (columns < self.start[:, None]) | (columns >= column)
+        flat = jnp.reshape(queries, (cache.keys.shape[0], *queries.shape[3:]))
+        out = attend_to_copies(flat, cache.keys, cache.values, is_visible[:, None])
+        return jnp.reshape(out, queries.shape).astype(queries.dtype), cache
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
         """Returns `layer` with the new tokens `start[r]` … `positions[r] - 1` of each row r."""
@@ -97,6 +82,25 @@ class BurstLayer:
         keys = jnp.swapaxes(self.keys[:, :, -self.steps :], 1, 2)
         values = self.values[:, -self.steps :]
         return PagedLayer(write(layer.keys, keys), write(layer.values, values), layer.table)
+
+
+def attend_to_copies(
+    queries: Float[Array, "rows*kv_heads queries head_dim"],
+    keys: Float[Array, "rows*kv_heads head_dim length"],
+    values: Float[Array, "rows*kv_heads length head_dim"],
+    is_visible: Bool[Array, "rows _ length"],
+) -> Float[Array, "rows*kv_heads queries head_dim"]:
+    """Returns attention to contiguous copies of rows, whose keys are transposed, in float32."""
+    scores = jnp.einsum("nqd,nds->nqs", queries, keys, preferred_element_type=jnp.float32)
+    scores = scores * queries.shape[-1] ** -0.5
+    is_visible = jnp.repeat(is_visible, len(queries) // len(is_visible), axis=0)
+    scores = jnp.where(is_visible, scores, MASKED)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    # Divide the outputs by the sum, not the weights: there are fewer outputs.
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights.astype(values.dtype)
+    out = jnp.einsum("nqs,nsd->nqd", weights, values, preferred_element_type=jnp.float32)
+    return out / total
 
 
 def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pat_jax.models.cache.burst_layer import attend_to_copies
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import Kernels
-from pat_jax.models.layers import MASKED, sees
+from pat_jax.models.layers import sees
 
 
 class Line(NamedTuple):
@@ -212,22 +213,12 @@ def _attend(
 ) -> Float[Array, "rows turns kv_heads queries_per_kv head_dim"]:
     rows, turns, heads, group, dim = queries.shape
     flat = jnp.reshape(jnp.swapaxes(queries, 1, 2), (rows * heads, turns * group, dim))
-    scores = jnp.einsum("nqd,nds->nqs", flat, copy.keys, preferred_element_type=jnp.float32)
-    scores = scores * dim**-0.5
     turn = jnp.repeat(line.turns, group)
     column = jnp.arange(copy.keys.shape[2])
     trunk = None if line.trunk is None else line.trunk[:, None, None]
     is_visible = sees(turn[None, :, None], column[None, None], line.start[:, None, None], trunk)
-    scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = jnp.einsum(
-        "nqs,nsd->nqd",
-        weights.astype(copy.values.dtype),
-        copy.values,
-        preferred_element_type=jnp.float32,
-    )
-    out = jnp.reshape(out / total, (rows, heads, turns, group, dim))
+    out = attend_to_copies(flat, copy.keys, copy.values, is_visible)
+    out = jnp.reshape(out, (rows, heads, turns, group, dim))
     return jnp.swapaxes(out, 1, 2).astype(queries.dtype)
 
 
