@@ -27,7 +27,7 @@ from pat_jax.config.compute import Compute
 from pat_jax.layout.chain import layout_chain
 from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kernels.paged_decode import attend_on_gpu
+from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
 from pat_jax.models.kernels.row_attention_gpu import attend_on_gpu as attend_in_rows
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
@@ -113,7 +113,10 @@ def cudnn(queries: Any, keys: Any, values: Any, table: Any, lengths: Any) -> jax
 
 def attention(is_small: bool) -> Figures:
     heads, dim = (1, 16) if is_small else (HEADS, DIM)
-    ours = partial(attend_on_gpu, interpret=is_small)
+
+    def ours(queries: Any, keys: Any, values: Any, table: Any, lengths: Any) -> jax.Array:
+        attend = partial(attend_blocks_on_gpu, interpret=is_small)
+        return attend(queries[:, None], keys, values, table, lengths - 1)[:, 0]
 
     def paged(attend: Callable[..., jax.Array], rows: int, context: int, group: int):
         width = context // PAGE

@@ -7,8 +7,8 @@ its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to 
 beyond a row's tokens name it, and empty rows read and write it; it stays zero.
 
 On any back end, plain operations gather each row's pages and attend over them as dense rows. On a
-TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single tokens,
-`paged_prefill` for several. `Kernels` says whether plain operations or kernels are used.
+TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single tokens
+on a TPU, `paged_prefill` otherwise. `Kernels` says whether plain operations or kernels are used.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels, Way
-from pat_jax.models.kernels.paged_decode import attend_on_gpu, attend_on_tpu
+from pat_jax.models.kernels.paged_decode import attend_on_tpu
 from pat_jax.models.kernels.paged_prefill import (
     attend_blocks_on_gpu,
     attend_blocks_on_tpu,
@@ -52,23 +52,20 @@ class LayerCache(Protocol):
 
 
 class PageKernels(NamedTuple):
-    """The attention kernels of one platform."""
+    """The attention kernels of one platform, with the arguments of `_attend_plainly`."""
 
-    decode: Callable[..., Array]
+    decode: Callable[..., Array]  # for blocks of one query
     blocks: Callable[..., Array]  # for prefill and for verifying drafts
     fits: Callable[[int, int], bool]  # whether both kernels support a page size and head dimension
 
 
-_ON_GPU = PageKernels(attend_on_gpu, attend_blocks_on_gpu, fits_gpu)
+_ON_GPU = PageKernels(attend_blocks_on_gpu, attend_blocks_on_gpu, fits_gpu)
+_INTERPRETED = partial(attend_blocks_on_gpu, interpret=True)
 KERNELS: Mapping[str, PageKernels] = {
     "gpu": _ON_GPU,
     "cuda": _ON_GPU,
     "tpu": PageKernels(attend_on_tpu, attend_blocks_on_tpu, fits_tpu),
-    "cpu": PageKernels(
-        partial(attend_on_gpu, interpret=True),
-        partial(attend_blocks_on_gpu, interpret=True),
-        fits_gpu,
-    ),
+    "cpu": PageKernels(_INTERPRETED, _INTERPRETED, fits_gpu),
 }
 
 
@@ -126,19 +123,18 @@ class PagedLayer(NamedTuple):
           way: the value of `kernels.decode`, `.prefill` or `.verify`, whichever applies.
           trunk: number of draft tokens before a row's branch, see `layers.sees`.
         """
-        is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
-        if queries.shape[1] > 1:
-            blocks = KERNELS[kernels.platform].blocks if is_kernel else _attend_to_blocks
-            return blocks(queries, self.keys, self.values, self.table, start, trunk)
-        one = KERNELS[kernels.platform].decode if is_kernel else _attend_to_one
-        single = queries[:, 0]
-        return one(single, self.keys, self.values, self.table, self._to_read(start))[:, None]
-
-    def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
-        """Returns the number of tokens that each row attends to; 1 for a row without pages."""
-        # The position of a row that finished within a burst may be behind its last page.
-        most = self.table.shape[1] * self.page_size
-        return jnp.where(self.table[:, 0] == NULL_PAGE, 1, jnp.minimum(position + 1, most))
+        compute = _attend_plainly
+        is_single = queries.shape[1] == 1
+        if way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1]):
+            of_platform = KERNELS[kernels.platform]
+            compute = of_platform.decode if is_single else of_platform.blocks
+        if is_single:
+            # The position of a row that finished within a burst may be behind its last page. A row
+            # without pages attends to one token.
+            last = self.table.shape[1] * self.page_size - 1
+            start = jnp.where(self.table[:, 0] == NULL_PAGE, 0, jnp.minimum(start, last))
+            trunk = None
+        return compute(queries, self.keys, self.values, self.table, start, trunk)
 
     def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
         """Returns every row's keys and values as contiguous rows of width * page_size tokens."""
@@ -213,14 +209,7 @@ def _matrix_rows(
     return (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
 
 
-def _attend_to_one(
-    queries: Array, keys: Array, values: Array, table: Array, lengths: Array
-) -> Array:
-    keys, values = PagedLayer(keys, values, table).gather()
-    return attend(queries[:, None], keys, values, lengths[:, None] - 1)[:, 0]
-
-
-def _attend_to_blocks(
+def _attend_plainly(
     queries: Array,
     keys: Array,
     values: Array,

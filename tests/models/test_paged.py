@@ -18,7 +18,8 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, _write_at_on
 from pat_jax.models.kernels import paged_decode as paged_kernels
 from pat_jax.models.kernels import paged_prefill as block_kernels
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
-from pat_jax.models.kernels.paged_decode import attend_on_gpu, attend_on_tpu
+from pat_jax.models.kernels.paged_decode import attend_on_tpu
+from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
 
 PAGE_SIZE, HEADS, GROUP, DIM, WIDTH = 4, 2, 3, 8, 5
 TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(jnp.bfloat16): 3e-2}
@@ -155,7 +156,7 @@ def test_a_burst_equals_attention_over_the_sequence_and_leaves_its_tokens_in_the
 
 
 def gpu_interpreted(*arguments):
-    return attend_on_gpu(*arguments, interpret=True)
+    return attend_blocks_on_gpu(*arguments, interpret=True)
 
 
 def tpu_interpreted(*arguments):
@@ -195,14 +196,14 @@ def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):
     rng = np.random.default_rng(0)
     rows, width, page_size, dim = 3, 5, 16, 128
     lengths, pages = np.array([1, 37, 80], np.int32), rows * width + 1
-    queries = rng.normal(size=(rows, HEADS, GROUP, dim))
+    queries = rng.normal(size=(rows, 1, HEADS, GROUP, dim))
     keys, values = rng.normal(size=(2, pages, HEADS, page_size, dim))
     table = (rng.permutation(rows * width) + 1).reshape(rows, width).astype(np.int32)
     arrays = [jnp.asarray(x, jnp.float32) for x in (queries, keys, values)]
-    got = kernel(*arrays, jnp.asarray(table), jnp.asarray(lengths))
+    got = kernel(*arrays, jnp.asarray(table), jnp.asarray(lengths - 1))
     for row, length in enumerate(lengths):
         seen = [np.concatenate(x[table[row]].swapaxes(1, 2))[:length] for x in (keys, values)]
-        np.testing.assert_allclose(got[row], expected(queries[row], *seen), atol=tolerance)
+        np.testing.assert_allclose(got[row, 0], expected(queries[row, 0], *seen), atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +214,10 @@ def test_the_keys_of_few_rows_are_split_until_a_gpu_is_full(rows, heads, tokens,
     """Even if TP leaves a device one KV head, but never into parts without keys."""
     width = tokens // 16
     pool: Any = jax.ShapeDtypeStruct((rows * width + 1, heads, 16, 128), jnp.bfloat16)
-    queries: Any = jax.ShapeDtypeStruct((rows, heads, 4, 128), jnp.bfloat16)
+    queries: Any = jax.ShapeDtypeStruct((rows, 1, heads, 4, 128), jnp.bfloat16)
     table: Any = jax.ShapeDtypeStruct((rows, width), jnp.int32)
-    lengths: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    traced = jax.make_jaxpr(attend_on_gpu)(queries, pool, pool, table, lengths)
+    start: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    traced = jax.make_jaxpr(attend_blocks_on_gpu)(queries, pool, pool, table, start)
     (split,) = set(re.findall(rf"bf16\[(\d+),{rows},{heads},16,128\]", str(traced)))
     assert int(split) == parts
 
@@ -224,15 +225,15 @@ def test_the_keys_of_few_rows_are_split_until_a_gpu_is_full(rows, heads, tokens,
 def test_a_row_in_128_parts_attends_to_all_its_keys():
     rng = np.random.default_rng(1)
     width, page_size, length, dim = 128, 16, 1999, 16
-    queries = rng.normal(size=(1, 1, GROUP, dim))
+    queries = rng.normal(size=(1, 1, 1, GROUP, dim))
     keys, values = rng.normal(size=(2, width + 1, 1, page_size, dim))
     table = rng.permutation(width)[None].astype(np.int32) + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_kernels, "GPU_KEYS", page_size)
         arrays = [jnp.asarray(x, jnp.float32) for x in (queries, keys, values)]
-        got = gpu_interpreted(*arrays, jnp.asarray(table), jnp.asarray([length], jnp.int32))
+        got = gpu_interpreted(*arrays, jnp.asarray(table), jnp.asarray([length - 1], jnp.int32))
     seen = [np.concatenate(x[table[0]].swapaxes(1, 2))[:length] for x in (keys, values)]
-    np.testing.assert_allclose(got[0], expected(queries[0], *seen), atol=2e-6)
+    np.testing.assert_allclose(got[0, 0], expected(queries[0, 0], *seen), atol=2e-6)
 
 
 @pytest.mark.parametrize(
