@@ -3,8 +3,9 @@
 Weights are stored as [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Int16
 
 from pat_jax.models.attention import Attention, Cache
-from pat_jax.models.cache.paged_layer import LayerCache
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
 from pat_jax.models.layer_loop import scanned, unrolled
@@ -29,9 +29,9 @@ from pat_jax.models.parameters import Keys, normal, ones, param, zeros
 from pat_jax.models.partition import Partition
 from pat_jax.models.rematerialization import NONE, rematerialized
 
-OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
-# A function (a layer, its input, its cache) -> (its output, its cache, its router's choices).
-RunLayer = Callable[[OfLayer, Array, Any], tuple[Array, Any, Routed | None]]
+OfLayer = tuple[nnx.State, Array | None, Any]  # a layer's parameters, recorded experts and cache
+# A function (a layer, its input) -> (its output, (its cache, its router's choices)).
+RunLayer = Callable[[OfLayer, Array], tuple[Array, tuple[Any, Routed | None]]]
 
 
 class MLP(nnx.Module):
@@ -140,16 +140,17 @@ class Transformer(nnx.Module):
         x = self._embed(tokens, partition).astype(dtype)
         how = {"is_real": tokens >= 0, "partition": partition, "remat": remat}
         run = self._runner(positions, **how)
-        layers = self._layers(recorded)[:depth]
-        if cache is None:
-            x, routed = _without_caches(run, layers, x, is_loop=scan_layers)
-        else:
-            x, cache, routed = _with_caches(run, layers, x, cache)
+        layers = self._layers(recorded, cache)[:depth]
+        is_loop = scan_layers and cache is None
+        x, beside = (scanned if is_loop else unrolled)(run, layers, x)
+        caches, routed = zip(*beside, strict=True)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
+        of_experts = [each for each in routed if each is not None]
+        written = None if cache is None else caches
+        return Output(hidden, written, _stacked(of_experts, tokens.shape))
 
     def _runner(self, positions: Array, **how: Any) -> RunLayer:
-        """Returns a function that runs one layer, with or without experts, on input and cache."""
+        """Returns a function that runs one layer, with or without experts, on its input."""
         how |= {
             "positions": positions,
             "rotation": angles(positions, rope_frequencies(self.config)),
@@ -157,23 +158,27 @@ class Transformer(nnx.Module):
         first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
         definitions = {kind: nnx.graphdef(self.layers[i]) for kind, i in first.items()}
 
-        def run(
-            layer: OfLayer, x: Array, cache: LayerCache | None
-        ) -> tuple[Array, Any, Routed | None]:
-            params, recorded = layer
+        def run(layer: OfLayer, x: Array) -> tuple[Array, tuple[Any, Routed | None]]:
+            params, recorded, cache = layer
             definition = definitions["router" in params["mlp"]]
-            return _run_layer(definition, params, x, cache=cache, recorded=recorded, **how)
+            x, cache, routed = _run_layer(
+                definition, params, x, cache=cache, recorded=recorded, **how
+            )
+            return x, (cache, routed)
 
         return run
 
-    def _layers(self, recorded: Array | None) -> list[OfLayer]:
+    def _layers(self, recorded: Array | None, caches: tuple[Any, ...] | None) -> list[OfLayer]:
+        """Returns each layer, or only those that have one of `caches`."""
         sparse = self.config.sparse_layers
+        each_cache = repeat(None) if caches is None else caches
         return [
             (
                 nnx.state(layer),
                 recorded[:, :, sparse.index(i)] if recorded is not None and i in sparse else None,
+                cache,
             )
-            for i, layer in enumerate(self.layers)
+            for i, (layer, cache) in enumerate(zip(self.layers, each_cache, strict=False))
         ]
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
@@ -214,32 +219,6 @@ def values(
     with jax.named_scope("score"):
         found = linear(hidden, weights, dtype=jnp.float32)[..., 0]
         return found if bias is None else found + bias[0].astype(jnp.float32)
-
-
-def _without_caches(
-    run: RunLayer, layers: Sequence[OfLayer], x: Array, *, is_loop: bool
-) -> tuple[Array, Sequence[Routed | None]]:
-    """Runs the layers, in a compiled loop or unrolled. Returns the last layer's output, and each
-    layer's routing (None for a layer without a router)."""
-
-    def one(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
-        x, _, of_layer = run(layer, x, None)
-        return x, of_layer
-
-    return (scanned if is_loop else unrolled)(one, layers, x)
-
-
-def _with_caches(
-    run: RunLayer, layers: Sequence[OfLayer], x: Array, caches: Sequence[Cache]
-) -> tuple[Array, tuple[Any, ...], list[Routed | None]]:
-    """Runs the layers, which write to their caches. Returns the last layer's output, the new caches
-    and each layer's routing (None for a layer without a router)."""
-    written, routed = [], []
-    for layer, cache in zip(layers, caches, strict=True):
-        x, cache_after, of_layer = run(layer, x, cache)
-        written.append(cache_after)
-        routed.append(of_layer)
-    return x, tuple(written), routed
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
