@@ -251,7 +251,7 @@ def logprob_gap(
     length = min(PROBE_LENGTH, engine.specs.buckets.lengths[-1] - 1)
     tokens = np.random.default_rng(0).integers(0, vocab, (rows, PROBE_LENGTH + 1), np.int32)
     probes = [_probe(i, row[:length]) for i, row in enumerate(tokens[: split.dp])]
-    answers, _ = engine.rollout(probes, FixedLayout(split, "check of the transfer"))
+    answers, _ = engine.rollout(probes, FixedLayout(split, reason="check of the transfer"))
     theirs = np.array([np.nan if done.error else done.logprobs[0] for done in answers])
     for row, done in zip(tokens, answers, strict=False):
         row[length] = done.tokens[0] if len(done.tokens) else 0

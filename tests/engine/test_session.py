@@ -17,7 +17,6 @@ from pat_jax.engine.sequences.types import token_set
 from pat_jax.engine.session import WINDOW, Session
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
 from tests.lossless import EOS_IDS, make_requests
 
@@ -28,7 +27,7 @@ BENCH = "kv2"
 def session() -> Session:
     bench = subject(BENCH)
     planner = bench.static(1)
-    layout = bench.engine.layouts[planner.split]
+    layout = bench.engine.layouts[planner.first]
     bench.engine.set_weights(bench.weights(layout), layout)
     return Session(bench.engine, planner)
 
@@ -189,8 +188,8 @@ def damaged(name: str, value: float):
 )
 def test_logits_that_are_no_numbers_name_the_request(name, value):
     bench = subject(BENCH)
-    planner = FixedLayout(bench.static(1).split)
-    layout = bench.engine.layouts[planner.split]
+    planner = bench.static(1)
+    layout = bench.engine.layouts[planner.first]
     params = jax.device_put(damaged(name, value), layout.param_shardings(bench.policy))
     bench.engine.set_weights(params, layout)
     request = make_requests(SETTINGS[BENCH], 0)[1]

@@ -10,30 +10,6 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 
 
-@dataclass(frozen=True)
-class FixedLayout(Planner):
-    """Stays in one layout."""
-
-    split: Split
-    reason: str = "pinned"
-    num_draft_tokens: int = 0  # per row and step, see Plan
-    accept_prob: np.ndarray | None = None
-
-    def start(self, load: Load) -> Split:
-        del load
-        return self.split
-
-    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        del load, current, options
-        return Plan(
-            self.split,
-            threshold=0,
-            reason=self.reason,
-            num_draft_tokens=self.num_draft_tokens,
-            accept_prob=self.accept_prob,
-        )
-
-
 class Step(NamedTuple):
     """A script's step: go to `split` once `running` or fewer sequences are unfinished."""
 
@@ -47,9 +23,10 @@ class ScriptedPath(Planner):
     """Begins in the layout `first`, and switches at each step of a script."""
 
     first: Split
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
     num_draft_tokens: int = 0  # per row and step, see Plan
     accept_prob: np.ndarray | None = None
+    reason: str = "scripted"
 
     def start(self, load: Load) -> Split:
         del load
@@ -66,7 +43,14 @@ class ScriptedPath(Planner):
             now.split,
             threshold,
             now.recompute_below,
-            reason="scripted",
+            reason=self.reason,
             num_draft_tokens=self.num_draft_tokens,
             accept_prob=self.accept_prob,
         )
+
+
+@dataclass(frozen=True)
+class FixedLayout(ScriptedPath):
+    """Stays in the layout `first`."""
+
+    reason: str = "pinned"
