@@ -30,7 +30,6 @@ from pat_jax.models.checkpoints.peft_tensors import (
     B,
     Shape,
     from_stored,
-    head_name,
     of_wrappers,
     parameter,
     stored_shapes,
@@ -161,7 +160,8 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Shape]:
     """Returns the shapes of a module's tensors A and B, or of a scalar head's tensor, by name."""
     if not isinstance(unpadded, Adapter):
-        return {head_name(module): unpadded}
+        weight, bias = HEAD
+        return {bias if module.endswith(".bias") else weight: unpadded}
     name = PREFIX + wrapper(module, lora.modules)
     a, b = stored_shapes(module, unpadded)
     return {name + A: a, name + B: b}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.models.adapted_modules import is_stack
-from pat_jax.models.hf_tensors import SCALAR_HEAD, SCORE
+from pat_jax.models.hf_tensors import SCALAR_HEAD
 from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice
@@ -33,11 +33,6 @@ TASKS = {
 }
 HEAD_MODULES = ("classifier", "score")
 Shape = tuple[int, ...]
-
-
-def head_name(module: str) -> str:
-    """Returns the tensor's name in PEFT for a scalar head's `module`: `score` or `score.bias`."""
-    return HEAD[0] if f"{module}.weight" == SCORE else PREFIX + module
 
 
 def wrapper(module: str, modules: Container[str]) -> str:

@@ -265,10 +265,7 @@ class LatencyModel:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the measured tables as values of JSON, without the corrections of a run."""
-        tables = {
-            name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
-            for name in TABLES
-        }
+        tables = {name: list(getattr(self, name).items()) for name in TABLES}
         return {**tables, **{name: getattr(self, name) for name in (*SHAPE, READS, DRAFTS_FROM)}}
 
     @classmethod
@@ -277,10 +274,6 @@ class LatencyModel:
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
         return cls(**tables, **{name: data[name] for name in (*SHAPE, READS, DRAFTS_FROM)})
-
-
-def _plain(key: tuple) -> list:
-    return [list(part) if isinstance(part, Split) else part for part in key]
 
 
 def _from_plain(key: list) -> tuple:
