@@ -122,8 +122,8 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     _check_modules(Path(directory), modules - set(linear), policy)
     lora = Lora(
         policy,
-        config.rank,
-        config.alpha,
+        int(config.fields["r"]),
+        float(config.fields["lora_alpha"]),
         tuple(x for x in linear if x in modules),
         config.doubles_gate_up and any(x.endswith(".gate_up_proj") for x in modules),
     )

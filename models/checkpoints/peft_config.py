@@ -55,14 +55,6 @@ class PeftConfig:
     fields: Mapping[str, Any]  # values by name; fields with PEFT's defaults may be missing
 
     @property
-    def rank(self) -> int:
-        return int(self.fields["r"])
-
-    @property
-    def alpha(self) -> float:
-        return float(self.fields["lora_alpha"])
-
-    @property
     def doubles_gate_up(self) -> bool:
         rank, alpha = self.fields["r"], self.fields["lora_alpha"]
         patterns = self.fields.get("rank_pattern"), self.fields.get("alpha_pattern")

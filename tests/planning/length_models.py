@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
+from pat_jax.planning.lengths.baseline import Baseline
 from pat_jax.planning.lengths.model import LengthModel
 
 CAP = 60
@@ -15,7 +16,7 @@ responses = st.lists(
 
 def learned(*rollouts, cap: int = CAP, prior_weight: float = 2.0) -> LengthModel:
     """From rollouts of (length, is cut, prompt)."""
-    model = LengthModel.empty(cap, prior_weight)
+    model = LengthModel(Baseline.empty(cap, prior_weight))
     for rollout in rollouts:
         lengths, is_cut, prompt = (np.array(column) for column in zip(*rollout, strict=True))
         model = model.updated(lengths, is_cut, prompt)

@@ -3,6 +3,7 @@
 import numpy as np
 from fakes import SPLITS, made_up_latency
 
+from pat_jax.planning.lengths.baseline import Baseline
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.types import Split
 
@@ -12,7 +13,7 @@ CAP = 400
 
 def lengths_of(*ended: tuple[int, int]) -> LengthModel:
     """Many responses, (length, how many of them) each, and hardly a prior."""
-    model = LengthModel.empty(CAP, prior_weight=1e-3)
+    model = LengthModel(Baseline.empty(CAP, 1e-3))
     lengths = np.concatenate([np.full(count, length) for length, count in ended])
     return model.updated(lengths, np.zeros(len(lengths), bool))
 

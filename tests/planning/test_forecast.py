@@ -10,6 +10,7 @@ from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.planning.lengths.baseline import Baseline
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner import budget
 from pat_jax.planning.planner.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
@@ -150,7 +151,7 @@ def test_the_caches_of_a_queue_do_not_grow_with_time():
 def test_the_layout_of_a_tail_is_left_for_a_queue():
     """0.2 s a step lost while rows are full, 0.7 s saved in the tail, 9.6 s to go and 9.6 s back."""
     ends = np.repeat([50, QUEUE_CAP], [95, 5])
-    lengths = LengthModel.empty(QUEUE_CAP, prior_weight=1e-3).updated(ends, np.zeros(100, bool))
+    lengths = LengthModel(Baseline.empty(QUEUE_CAP, 1e-3)).updated(ends, np.zeros(100, bool))
     latency = made_up_latency(
         {DP8: 0.8, TP8: 0.05},
         {DP8: 0.001, TP8: 0.01},

@@ -13,6 +13,7 @@ from scipy.special import ndtr
 
 from pat_jax.common.errors import UserError
 from pat_jax.planning.lengths import model
+from pat_jax.planning.lengths.baseline import Baseline
 from pat_jax.planning.lengths.model import LengthModel, PromptMeans, StreamedLengths
 
 
@@ -236,7 +237,7 @@ def test_half_are_expected_to_be_longer_than_the_median_at_every_moment(steps):
 
 
 def test_what_is_cut_is_longer_and_what_is_stopped_has_ended():
-    cut, stopped = (StreamedLengths(LengthModel.empty(MOST, 1e-6), 4) for _ in range(2))
+    cut, stopped = (StreamedLengths(LengthModel(Baseline.empty(MOST, 1e-6)), 4) for _ in range(2))
     for i in range(4):
         cut.note(i, 100, has_ended=i == 0)
         stopped.note(i, 100, has_ended=True)  # a stop string in it

@@ -12,6 +12,7 @@ from made_up_memory import PAGE, make_memory
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.page_allocator import PageAllocator
+from pat_jax.planning.lengths.baseline import Baseline
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.drafting import PoolPressure
@@ -27,7 +28,7 @@ CAP = 480
 
 def lengths_of(*ended: int) -> LengthModel:
     lengths = np.repeat(ended, 50)
-    return LengthModel.empty(CAP, prior_weight=1e-3).updated(lengths, lengths >= CAP)
+    return LengthModel(Baseline.empty(CAP, 1e-3)).updated(lengths, lengths >= CAP)
 
 
 def forecast(

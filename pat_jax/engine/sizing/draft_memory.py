@@ -11,7 +11,6 @@ from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout, shard_bytes
-from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import DraftBytes
 from pat_jax.planning.types import Split
 
@@ -59,13 +58,9 @@ def _of_steps(
         turns = 1 + drafts.draft(num_draft_tokens)
         heads = model.padded_num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
+        # Columns for drafts in the copies of the cache, see `DraftCopy.begin`.
+        kv_heads = model.num_kv_heads // layout.size(layout.kv_axes)
+        columns = 2 * model.num_layers * rows * kv_heads * turns * model.head_dim
         # Attention and sampling do not run at the same time, so the larger counts.
-        steps = max(steps, scores) + _turns(model, layout, rows, turns, shapes.dtype)
+        steps = max(steps, scores) + columns * jnp.dtype(shapes.dtype).itemsize
     return steps
-
-
-def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:
-    """Bytes of the columns for drafts in the contiguous copies of the cache, `DraftCopy.begin`."""
-    heads = model.num_kv_heads // layout.size(layout.kv_axes)
-    columns = 2 * model.num_layers * rows * heads * turns
-    return columns * model.head_dim * jnp.dtype(dtype).itemsize

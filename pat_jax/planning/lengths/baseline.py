@@ -47,19 +47,15 @@ class Baseline:
         tokens = np.clip(lengths, 0.5, self.cap)  # 0.5: no token yet
         return np.rint(BINS_PER_EFOLD * np.log(tokens)).astype(int) + FIRST_TOKEN
 
-    def faded(self, keep: float) -> "Baseline":
-        """Returns the same counts, all multiplied by `keep`."""
-        return replace(self, ended=keep * self.ended, cut=keep * self.cut)
-
-    def plus(self, lengths: np.ndarray, is_cut: np.ndarray) -> "Baseline":
-        """Returns the counts with more responses: `lengths` in tokens, int[responses], and whether
-        each was truncated, bool[responses]."""
+    def plus(self, lengths: np.ndarray, is_cut: np.ndarray, *, keep: float = 1.0) -> "Baseline":
+        """Returns the counts times `keep`, with more responses: `lengths` in tokens,
+        int[responses], and whether each was truncated, bool[responses]."""
         bins = self.bins(lengths)
         size = len(self.ended)
         return replace(
             self,
-            ended=self.ended + np.bincount(bins[~is_cut], minlength=size),
-            cut=self.cut + np.bincount(bins[is_cut], minlength=size),
+            ended=keep * self.ended + np.bincount(bins[~is_cut], minlength=size),
+            cut=keep * self.cut + np.bincount(bins[is_cut], minlength=size),
         )
 
     @cached_property

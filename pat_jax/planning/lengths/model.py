@@ -70,14 +70,9 @@ class LengthModel:
     keep: float = 0.8  # weight of the past at each update: the distribution drifts
 
     @classmethod
-    def empty(cls, cap: int, prior_weight: float = 2.0) -> "LengthModel":
-        """Returns the model before any response was observed.
-
-        Args:
-          cap: the most tokens of a response.
-          prior_weight: number of responses that the prior counts as; more than 0.
-        """
-        return cls(Baseline.empty(cap, prior_weight))
+    def empty(cls, cap: int) -> "LengthModel":
+        """Returns the model before any response was observed; the longest have `cap` tokens."""
+        return cls(Baseline.empty(cap))
 
     @property
     def cap(self) -> int:
@@ -99,7 +94,7 @@ class LengthModel:
         """
         if not len(lengths):
             return self
-        baseline = self.baseline.faded(self.keep).plus(lengths, is_cut)
+        baseline = self.baseline.plus(lengths, is_cut, keep=self.keep)
         prompts = self.prompts if prompt is None else self.prompts.updated(lengths, prompt)
         return replace(self, baseline=baseline, prompts=prompts)
 
