@@ -168,15 +168,10 @@ def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., An
 def _computed(
     device: Device, case: Case, kernels: Kernels, arrays: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    layout = one_device(device)
+    layout = Layout(factored_mesh([device]), Kernels.of(device.platform))
     placed = jax.device_put(list(arrays), layout.sharding())
     out = jax.jit(program_of(layout, case, kernels))(*placed)
     return [np.asarray(x, np.float64) for x in jax.tree.leaves(out)]
-
-
-def one_device(device: Device) -> Layout:
-    mesh = factored_mesh([device])
-    return Layout(mesh, Kernels.of(device.platform))
 
 
 def _error(got: np.ndarray, wanted: np.ndarray, floor: float) -> float:
