@@ -7,7 +7,7 @@ all dimensions, ranks of adapters included, must be multiples of 16. TPU kernels
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,7 @@ from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, PALLAS, Kernels
 from pat_jax.models.layers import linear, swiglu
 
-
-class Choices(Protocol):
-    """The experts chosen for each row, in the form that a platform's kernels take. A *choice* is a
-    row with one of its k experts."""
-
-    def spread(self, x: Float[Array, "rows in"]) -> Array:
-        """Returns the rows of x in the order in which `product` takes them."""
-        ...
-
-    def product(self, x: Array, weight: Any) -> Array:
-        """Returns each choice's row times its expert's part of `weight` [experts, out, in]."""
-        ...
-
-    def collected(self, each: Array) -> Float[Array, "rows k out"]:
-        """Returns results of `product` in the order of rows; 0 for experts on other devices."""
-        ...
+Choices = ChoicesOnGpu | ChoicesOnTpu  # either has `spread`, `product` and `collected`
 
 
 class ExpertKernels(NamedTuple):

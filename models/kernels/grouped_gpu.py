@@ -37,7 +37,7 @@ PARTS = {16: Part(64, 128, 4), 64: Part(128, 64, 4), 128: Part(128, 64, 8)}
 
 
 class ChoicesOnGpu(NamedTuple):
-    """The experts chosen for each row, as tiles for the GPU's kernels."""
+    """The choices (a row with one of its k experts each), as tiles for the GPU's kernels."""
 
     tiles: Tiles
     interpret: bool

@@ -54,6 +54,7 @@ class ChoicesOnTpu(NamedTuple):
         return is_float and not any(n % min(n, LANES) or n % LEAST for n in weight.shape[1:])
 
     def spread(self, x: Float[Array, "rows in"]) -> Float[Array, "places in"]:
+        """Returns the rows of x in the order of their experts, in which `product` takes them."""
         return _spread(x, self.order, self.place)
 
     def product(
