@@ -11,8 +11,7 @@ from functools import cached_property
 import jax.numpy as jnp
 
 from pat_jax.config.role_table import Role
-from pat_jax.engine.sizing.memory import shard_bytes
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.losses import Loss
