@@ -79,7 +79,7 @@ def top_token_logprobs(
     head = head.astype(hidden.dtype)
 
     def one_chunk(_: None, hidden: Array) -> tuple[None, TopTokens]:
-        logits, _ = softmax.logits(hidden, head)
+        logits = softmax.logits(hidden, head)
         return None, top_tokens(jax.nn.log_softmax(logits), k)
 
     return _in_chunks(one_chunk, None, hidden, chunk)[1]
@@ -95,22 +95,19 @@ class _Softmax(NamedTuple):
 
     def logits(
         self, hidden: Float[Array, "rows chunk embed"], head: Float[Array, "vocab embed"]
-    ) -> tuple[Float[Array, "rows chunk vocab"], Int[Array, "1 1 vocab"]]:
-        """Returns float32 logits / temperature, masked beyond the vocabulary, and token ids."""
-        ids = jnp.arange(head.shape[0], dtype=jnp.int32)[None, None]
-        ids = ids + jnp.zeros_like(hidden, jnp.int32, shape=())
-        scale = jnp.full_like(hidden, 1 / self.temperature, jnp.float32, shape=())
-        masked = jnp.full_like(hidden, _MASKED_LOGIT, jnp.float32, shape=())
-        # Tied to hidden states, which change: else XLA would broadcast these constants to the size
-        # of the logits once, before the loop over chunks, and read the results in each chunk.
-        hidden, ids, scale, masked = jax.lax.optimization_barrier((hidden, ids, scale, masked))
+    ) -> Float[Array, "rows chunk vocab"]:
+        """Returns float32 logits / temperature, masked beyond the vocabulary."""
         with jax.named_scope("lm_head"):
             logits = _dot(hidden, head, ((2,), (1,)))
         if self.temperature != 1:
-            logits = logits * scale
+            logits = logits / self.temperature
         if head.shape[0] > self.vocab_size:
-            logits = jnp.where(ids < self.vocab_size, logits, masked)
-        return logits, ids
+            logits = jnp.where(_ids(head) < self.vocab_size, logits, _MASKED_LOGIT)
+        return logits
+
+
+def _ids(head: Float[Array, "vocab embed"]) -> Int[Array, "1 1 vocab"]:
+    return jnp.arange(head.shape[0], dtype=jnp.int32)[None, None]
 
 
 def _dot(x: Array, y: Array, contracted: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
@@ -131,7 +128,7 @@ def _forward(
 
     def one_chunk(_: None, given: Any) -> tuple[None, Any]:
         hidden, targets, teacher = given
-        logits, _ = softmax.logits(hidden, head)
+        logits = softmax.logits(hidden, head)
         largest = logits.max(axis=-1, keepdims=True)
         shifted = logits - largest
         exponentials = jnp.exp(shifted)
@@ -158,11 +155,11 @@ def _backward(
     def one_chunk(of_head: Array, given: Any) -> tuple[Array, Array]:
         (hidden, targets, teacher), (largest, log_total, entropy), gradients = given
         of_target, of_entropy, *of_kl = gradients
-        logits, ids = softmax.logits(hidden, head)
+        logits = softmax.logits(hidden, head)
         logprobs = logits - largest - log_total
         probs = jnp.exp(logprobs)
-        is_target = (ids == targets[..., None]).astype(jnp.float32)
-        of_logits = (is_target - probs) * of_target[..., None]
+        is_target = _ids(head) == targets[..., None]
+        of_logits = jnp.where(is_target, 1 - probs, -probs) * of_target[..., None]
         if softmax.has_entropy_gradient:
             of_logits -= probs * (logprobs + entropy) * of_entropy[..., None]
         if teacher is not None:

@@ -150,8 +150,9 @@ BIG = {"rows": 4, "length": 64, "embed": 8, "vocab": 256}
 
 def big_loss(chunk: int):
     def loss(hidden, head, targets):
-        how = {"vocab_size": BIG["vocab"] - 3, "chunk": chunk}
-        logprobs, entropy = token_logprobs(hidden, targets, head, **how)
+        logprobs, entropy = token_logprobs(
+            hidden, targets, head, vocab_size=BIG["vocab"] - 3, chunk=chunk
+        )
         return logprobs.sum(), entropy
 
     return loss
