@@ -5,6 +5,9 @@ from typing import Literal
 
 from pat_jax.config.optimizer import OptimizerState
 
+Remat = Literal["auto", "full", "attention", "dots", "none"]
+# Each form of rematerialization keeps less than the one before, and recomputes more.
+REMAT_FORMS: tuple[Remat, ...] = ("none", "dots", "attention", "full")
 SCANNED_FROM = 8  # least number of layers that run as a loop
 
 
@@ -16,7 +19,7 @@ class Compute:
     """
 
     dtype: str  # float32 or bfloat16
-    remat: Literal["full", "attention", "dots", "none"] = "none"
+    remat: Remat = "none"
     scan_layers: Literal["auto", "true", "false"] = "auto"
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
 

@@ -4,11 +4,11 @@ Knows options. Does not know devices or arrays: `training/role_model.py` has the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pat_jax.config.by_model import settled_dtype
-from pat_jax.config.compute import Compute
+from pat_jax.config.compute import Compute, Remat
 from pat_jax.config.critic import REWARD_MODEL, critic_source
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.lora import AdapterConfig
@@ -93,6 +93,12 @@ class Role:
         if self.trained:
             return "old_values" if self.head == "scalar" else "old_logprobs"
         return "score" if self.devices == "reward" else f"{self.name}_logprobs"
+
+    def with_remat(self, form: Remat) -> "Role":
+        """Returns the role with this form of rematerialization in place of `auto`."""
+        if self.compute.remat != "auto":
+            return self
+        return replace(self, compute=replace(self.compute, remat=form))
 
 
 Roles = tuple[Role, ...]

@@ -13,6 +13,7 @@ from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import DEVICES, GIVEN, LAYOUT, SEED, Rule, matches
+from pat_jax.config.compute import Remat
 from pat_jax.config.speculation import SpeculationConfig
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
@@ -111,11 +112,12 @@ class RowOptions(ChatOptions):
 class UpdateOptions(Options):
     """How the layers of an update run."""
 
-    remat: Literal["full", "attention", "dots", "none"] = "full"
+    remat: Remat = "auto"
     """Values of each layer that are kept for the backward pass, which recomputes all others
     (gradient checkpointing). full: only the layer's input. attention: also the output of attention,
     so that its forward kernel runs only once. dots: also the products with weights. none: all
-    values. full takes the least memory, none the least computation."""
+    values. full takes the least memory, none the least computation. auto: the form with the least
+    computation that fits into memory."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
     """Run the layers of an update as one loop. The loop compiles in the time of one layer, but
     reads the layers' parameters from a copy in --compute_dtype. auto: true for models of at least 8

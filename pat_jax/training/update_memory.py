@@ -228,7 +228,7 @@ def _advice(stage: Stage, options: MemoryOptions) -> Iterator[str]:
 def _smaller_rows(options: MemoryOptions) -> Iterator[str]:
     compute = options.compute
     if compute.remat != "full":
-        yield f"take --remat full, which keeps less of a layer than {compute.remat}"
+        yield "take --remat full, which keeps the least of a layer"
     if compute.dtype == "float32":
         yield "take --compute_dtype bfloat16"
     if options.micro_batch:

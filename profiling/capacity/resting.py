@@ -1,4 +1,5 @@
-"""Compares iterations whose models wait between their stages on devices, and in host memory.
+"""Settles what depends on memory; compares iterations whose models wait between their stages on
+devices, and in host memory.
 
 Knows orders, replays and updates. Does not know how a plan is printed.
 """
@@ -16,6 +17,7 @@ from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.training.remat_choice import settled_remat
 from pat_jax.training.rest import has_more_room
 
 Rest = Literal["device", "host"]
@@ -26,8 +28,15 @@ def with_rest(order: Order, rest: Rest) -> Order:
 
 
 def settled(order: Order) -> Order:
-    """Returns the order with `--roles.rest auto` replaced by `device` or `host`, as a run
-    chooses."""
+    """Returns the order with `--roles.rest auto` and `--remat auto` settled as in a run."""
+    order = _with_settled_rest(order)
+    build = by_arithmetic(order)
+    remat, _ = settled_remat(order.run.policy.compute.remat, build.whole, build.limit)
+    roles = tuple(role.with_remat(remat) for role in order.run.roles)
+    return replace(order, run=replace(order.run, roles=roles))
+
+
+def _with_settled_rest(order: Order) -> Order:
     run = order.run
     if run.rest != "auto":
         return order

@@ -31,6 +31,8 @@ from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.model_flops import training_flops
+from pat_jax.training.remat_choice import kept_bytes
+from pat_jax.training.role_model import RoleModel
 from pat_jax.training.trainer import CRITIC, Trainer
 from pat_jax.training.update_memory import (
     STEP,
@@ -111,7 +113,10 @@ class PlannedUpdate:
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
             f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."
         )
-        trained = self.passes.role.trained
+        role = self.passes.role
+        if self.options.compute.remat == "auto":
+            yield f"The layers' values are recomputed as with --remat {role.compute.remat}, which fits into memory."
+        trained = role.trained
         if trained and trained.optimization.optimizer.offload:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         elif self.run.rest == "host":
@@ -196,7 +201,7 @@ def _memory(
     offloaded = fetched_bytes(trainer)
     taken = _taken_bytes(programs, target)
     if is_least := not any(key.name == "grad" for key in taken):
-        taken |= _least_taken(trainer, passes)
+        taken |= _least_taken(built.whole.models[trainer.title], trainer, passes)
     most = largest(stages_of(trainer, taken))
     is_transfer = "transfer" in most.name
     resident = resting_bytes(trainer) if is_transfer else resident_bytes(trainer)
@@ -235,17 +240,14 @@ def _taken_bytes(programs: Sequence[CompiledProgram], target: Split) -> dict[Key
     }
 
 
-def _least_taken(trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
+def _least_taken(model: RoleModel, trainer: Trainer, passes: RolePasses) -> dict[Key, int]:
     """Returns the least bytes of an update's programs, for when its gradients were not compiled."""
     # Offloaded moments, which come for the step alone, may take more than was freed before.
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     split = trainer.layout.split
-    tokens = passes.rows(passes.shapes[-1]).tokens
-    model = passes.model
-    # The layers' inputs are always kept for the backward pass.
-    inputs = model.num_layers * tokens * model.embed_dim * passes.itemsize
+    kept = kept_bytes(model, trainer, passes.role.compute.remat)
     key = Key("grad", split, *passes.shapes[-1])
-    return {key: gradients + inputs + _of_experts(passes), Key("apply", split): 0}
+    return {key: gradients + kept + _of_experts(passes), Key("apply", split): 0}
 
 
 def _of_experts(passes: RolePasses) -> int:

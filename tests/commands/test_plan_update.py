@@ -75,23 +75,26 @@ def test_what_an_algorithm_scores():
 
 
 def test_memory_is_the_sum_of_its_parts():
-    memory = alone("--beta 0.1").memory
+    memory = alone("--beta 0.1 --remat full").memory
     assert memory.is_least and memory.stage == "gradients of 8 x 4096 tokens"
     assert memory.optimizer == pytest.approx(2 * memory.parameters, abs=64)
     assert memory.gradients == memory.parameters
-    # A micro-batch's own gradients, and the input of each of two layers: 4,096 tokens of 32 numbers.
-    assert memory.temporaries == memory.parameters + 2 * 4096 * 32 * 2
-    held = 3 * memory.parameters + memory.reference + memory.optimizer
-    assert memory.total == held + 2 * 4096 * 32 * 2
+    # A micro-batch's own gradients, and at least the inputs of two layers: 4,096 tokens of 32 numbers.
+    kept = memory.temporaries - memory.parameters
+    assert 2 * 4096 * 32 * 2 <= kept < 16 * 4096 * 32 * 2
+    assert memory.total == 3 * memory.parameters + memory.reference + memory.optimizer + kept
     assert memory.shortage == memory.tightness == ""
 
 
 def test_the_experts_of_a_layer_lie_together_and_so_do_their_gradients():
     """Eight, of three matrices of 16 x 32, in two bytes: on each device all of them."""
-    full, adapters = (alone(lora, model="tiny-moe").memory for lora in ("", "--lora.rank 2"))
+    of_moe = {"model": "tiny-moe"}
+    full, adapters = (alone(f"--remat full {x}", **of_moe).memory for x in ("", "--lora.rank 2"))
     inputs, experts = 3 * 4096 * 32 * 2, 8 * 3 * 16 * 32 * 2
-    assert full.is_least and full.temporaries == full.gradients + inputs + 2 * experts
-    assert adapters.temporaries == adapters.gradients + inputs + experts
+    assert full.is_least and full.temporaries >= full.gradients + inputs + 2 * experts
+    assert adapters.temporaries >= adapters.gradients + inputs + experts
+    kept = full.temporaries - full.gradients - 2 * experts
+    assert adapters.temporaries - adapters.gradients - experts == pytest.approx(kept, rel=0.5)
 
 
 def test_what_was_compiled_counts_in_memory_and_times_are_arithmetic():
@@ -134,7 +137,7 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
 
 
 def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanReport):
-    asked = f"--tokens_per_micro_batch {2**22}"
+    asked = f"--remat none --tokens_per_micro_batch {2**22}"
     held = alone(asked).memory.total / GIB
     tight = f"{asked} --device_memory_gib {held / 2!r}"
     memory = alone(tight).memory

@@ -4,9 +4,10 @@ Does not know how weights are loaded (`role_params.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pat_jax.common.rules import require
+from pat_jax.config.compute import Remat
 from pat_jax.layout.layout import Layout
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches.packing import Shape
@@ -68,6 +69,11 @@ class RunModels:
                 learns=self.trains_drafter,
             ),
         )
+
+    def with_remat(self, form: Remat) -> "RunModels":
+        """Returns these parts with this form of rematerialization in place of `auto`."""
+        models = [replace(one, role=one.role.with_remat(form)) for one in self.models]
+        return replace(self, models=models)
 
     def room(self, layouts: dict[Split, Layout], rest: Rest) -> float:
         """Returns how many sequences of full length the KV cache can hold with the models in

@@ -10,9 +10,10 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_examples
+from pat_jax.config.compute import Remat
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.role_table import tuned_roles
-from pat_jax.engine.sizing.device_memory import memory_limit
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.chain import least_tp
 from pat_jax.layout.layout import Layout
@@ -29,6 +30,7 @@ from pat_jax.run.sft.lessons import REFERENCE, Lessons
 from pat_jax.run.sft.reading import kind_of, read_lessons
 from pat_jax.training.build import DTYPES, build_lora, row_shapes
 from pat_jax.training.build_roles import Losses, build_roles
+from pat_jax.training.remat_choice import settled_remat
 from pat_jax.training.role_model import RoleModel, with_free_memory
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
@@ -86,15 +88,18 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     shapes = row_shapes(config.max_length, budget, layout.split.dp, lessons.TEXTS)
     rows = tuned_roles(config, lessons.HEAD, steps, has_reference=REFERENCE in lessons.loss.needs)
 
-    def roles_in(layout: Layout) -> Roles:
-        models = with_free_memory([RoleModel(row, policy, layout) for row in rows], memory)
+    def roles_in(layout: Layout, remat: Remat = "auto") -> Roles:
+        models = [RoleModel(row.with_remat(remat), policy, layout) for row in rows]
+        models = with_free_memory(models, memory)
         return build_roles(models, Losses(lessons.loss), shapes, Receivers(dtype))
 
     roles = roles_in(layout)
     check_state(roles, memory)
+    limit = cache_limit(config.device_memory_gib, devices)
+    remat, recomputed = settled_remat(config.remat, roles, limit)
+    config = replace(config, remat=remat)
     usable = with_usable_kernels(layout, policy.config, page_size=16, dtype=dtype)
-    if usable is not layout:
-        roles = roles_in(usable)
+    roles = roles_in(usable, remat)
     check_weights(config.model, head=lessons.HEAD)
     return SftSetup(
         config,
@@ -105,7 +110,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
         lessons.batch(lessons.heldout, shapes) if lessons.heldout else None,
         shapes,
         steps,
-        "\n".join(filter(None, [shortened, lessons.note])),
+        "\n".join(filter(None, [shortened, lessons.note, recomputed])),
         fingerprint,
         memory,
     )

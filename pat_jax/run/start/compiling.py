@@ -35,7 +35,7 @@ def announce(setup: Setup, progress: Progress) -> None:
     """Prints the model, devices and layouts of the run, and notes about its options."""
     config = setup.config
     for note in filter(
-        None, [setup.shortened, setup.resting, setup.task.note, *config.learning_notes]
+        None, [setup.shortened, *setup.by_memory, setup.task.note, *config.learning_notes]
     ):
         progress.print(note)
     if padding := padding_of_heads(setup.policy.config):

@@ -53,6 +53,7 @@ from pat_jax.run.start.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import micro_shapes
 from pat_jax.training.build_roles import losses_of
 from pat_jax.training.reader import Reader
+from pat_jax.training.remat_choice import settled_remat
 from pat_jax.training.role_model import RoleModel, with_free_memory
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
@@ -72,7 +73,7 @@ class Setup:
     layouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of the chain are missing
     shortened: str  # which lengths the model's context has shortened, if any
-    resting: str  # why models wait in the host's memory, if that was not asked for
+    by_memory: Sequence[str]  # why models wait in the host's memory, and what is recomputed
     engine: RolloutEngine
     roles: Roles
     scripted: Planner | None  # follows the path of --layout; None: plan by cost
@@ -168,18 +169,17 @@ def _built(
     rollouts = Rollouts.of(config.engine, policy, of_rollout)
     handles = _handles(config, models, placed, places, reward_models, rollouts)
     rest, resting = _settled_rest(config, devices, partial(handles.room, layouts))
-    config = replace(config, roles=RolesConfig(rest))
     roles = handles.build(layouts, rest)
     resident = roles.resident_on(of_rollout)
     alone = rollouts.memory_alone(layouts, resident)
     if config.learns:
         check_state(roles, alone.limit)
+    remat, recomputed = settled_remat(config.remat, roles, alone.limit)
+    config = replace(config, roles=RolesConfig(rest), remat=remat)
     if config.layout_choice.is_planned:
-        kept, more = worth_planning(config.rollout, layouts, alone, profile and profile.latency)
+        layouts, more = worth_planning(config.rollout, layouts, alone, profile and profile.latency)
         dropped += more
-        if len(kept) < len(layouts):
-            layouts = kept
-            roles = handles.build(kept, rest)
+    roles = handles.with_remat(remat).build(layouts, rest)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -188,7 +188,7 @@ def _built(
         layouts,
         dropped,
         settled.shortened,
-        resting,
+        [resting, recomputed],
         engine,
         roles,
         scripted_planner(config.layout_choice, layouts),
