@@ -91,8 +91,16 @@ def kept_bytes(model: RoleModel, trainer: Trainer, form: Remat) -> int:
         _, backward = jax.vjp(hidden, in_float32(params))
         return [x for x in jax.tree.leaves(backward) if isinstance(x, jax.Array)]
 
-    (shape,) = trainer.largest
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    traced = jax.make_jaxpr(kept)(trained.abstract_frozen, trained.abstract, tokens).jaxpr
-    values = {x for x in traced.outvars if isinstance(x, Var)} - {*traced.invars}
-    return sum(x.aval.size * x.aval.dtype.itemsize for x in values) // model.layout.split.dp
+    (rows_and_length,) = trainer.largest
+    tokens = jax.ShapeDtypeStruct(rows_and_length, jnp.int32)
+    traced, shapes = jax.make_jaxpr(kept, return_shape=True)(
+        trained.abstract_frozen, trained.abstract, tokens
+    )
+    values = zip(traced.jaxpr.outvars, shapes, strict=True)
+    given = {*traced.jaxpr.invars}
+    sizes = {
+        value: shape.size * shape.dtype.itemsize
+        for value, shape in values
+        if isinstance(value, Var) and value not in given
+    }
+    return sum(sizes.values()) // model.layout.split.dp
