@@ -35,7 +35,7 @@ from pat_jax.training.passes import model_functions
 
 # Bytes of the float32 logits that a device holds at a time. A backward pass also holds their
 # gradients in the dtype of the products. Each chunk reads the whole head and adds to its gradient,
-# so an accelerator takes larger chunks where there is memory. On a CPU, the logits are in no cache.
+# so an accelerator takes larger chunks where there is memory.
 LOGIT_BYTES = 2**28  # at least
 MOST_LOGIT_BYTES = 2**31
 LOGIT_SHARE = 16  # part of the memory that an update leaves free
