@@ -130,8 +130,9 @@ class UpdateWork:
         again = (multiplied - 1) * (forward.flops - last)
         # Gradients of inputs and, if weights are trained, of weights.
         backward = 2 if adapters is None else 1
-        # Logits are always recomputed (`rl/algorithm/logprobs.py`), the values of a scalar head not.
-        again += head if self.model.head == "vocab" else 0
+        # Logits are recomputed (`rl/algorithm/logprobs.py`), unless all of them exist at a time.
+        # The values of a scalar head are not.
+        again += head if self.model.head == "vocab" and self._chunks(rows) != 1 else 0
         flops = (1 + backward) * (forward.flops + head) + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
         trained = num_weights(self.model) if adapters is None else adapters
@@ -171,10 +172,11 @@ class UpdateWork:
     def _head_bytes(self, rows: Rows, of_chunk: int) -> float:
         """Returns the bytes moved to round the head once and, for each chunk, `of_chunk` of each
         weight."""
-        if not self.logit_tokens:
-            return 0.0
-        chunks = -(-rows.tokens // self.logit_tokens)
-        return float((HEAD_BYTES + chunks * of_chunk) * self._head)
+        chunks = self._chunks(rows)
+        return float((HEAD_BYTES + chunks * of_chunk) * self._head) if chunks else 0.0
+
+    def _chunks(self, rows: Rows) -> int:
+        return -(-rows.tokens // self.logit_tokens) if self.logit_tokens else 0
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
         """Returns operations and bytes of attention. A pass moves queries, results, keys and

@@ -45,6 +45,7 @@ CONFIG = RunConfig(
     ),
     algorithm=AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=1024),
     compute_dtype="bfloat16",
+    remat="full",
 )
 
 
