@@ -14,7 +14,6 @@ from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 if TYPE_CHECKING:
-    from pat_jax.commands.oracle import PathRegret
     from pat_jax.commands.simulate import Simulated
 
 read = partial(parse, config_class=SimulateConfig, prog="python -m pat_jax.simulate", presets=None)
@@ -25,15 +24,14 @@ def main() -> None:
     print(_found(config))
 
 
-def _found(config: SimulateConfig) -> "Simulated | PathRegret":
+def _found(config: SimulateConfig) -> "Simulated":
     # With JAX, once the options are known to be right.
-    from pat_jax.commands.oracle import path_regret
     from pat_jax.commands.simulate import simulated
 
-    return path_regret(config) if config.trace else simulated(config)
+    return simulated(config)
 
 
-def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
+def simulate(config: Config = None, **options: Any) -> "Simulated":
     """Replays rollouts on a measured machine, as `python -m pat_jax.simulate` does. Raises
     UserError, one sentence about what is wrong.
 

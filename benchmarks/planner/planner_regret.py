@@ -8,7 +8,7 @@ three kinds (math, gsm, r1) and one without a tail (code). Kernel times were mea
 named. Steps and switches are composed from them (`profiling/predict/composer.py`). Response lengths
 are real ones, drawn anew for each replay. No rollout ran on a GPU.
 
-    regret   time / time of the oracle plan - 1    (`profiling/simulate/oracle.py`)
+    regret   time / time of the oracle plan - 1    (`oracle.py`)
     loss     time / best static time - 1    the best layout chosen afterwards, for each replay
     gain     1 - time / static time
 

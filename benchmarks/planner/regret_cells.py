@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.planner.kernel_tables import SPLITS, machine_of, measured_kernels
 from benchmarks.planner.naive import NaiveThreshold
+from benchmarks.planner.oracle import oracle
 from benchmarks.planner.workloads import LengthData, read
 from pat_jax.engine.warm_up.timings import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
@@ -16,7 +17,6 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 SIZES = (128, 512, 2048)

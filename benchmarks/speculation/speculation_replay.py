@@ -17,7 +17,7 @@ built in, then in what it learns. Those that it is compared with know the mean o
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
 
 Beside it is the same planner with programs for one number of draft tokens alone. There is no
-oracle plan: `profiling/simulate/oracle.py` has all sequences accept alike.
+oracle plan: `benchmarks/planner/oracle.py` knows nothing of drafts.
 """
 
 import json

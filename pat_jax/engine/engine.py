@@ -202,7 +202,6 @@ class RolloutEngine:
         # Time spent waiting for a compiler does not count as time of a burst or a switch.
         clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)
         before_s = self.programs.waited_s
-        report.expected = expected
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):

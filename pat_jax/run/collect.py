@@ -4,7 +4,7 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.batches.types import Rollout, RolloutGroup
@@ -91,19 +90,6 @@ class Drawn:
     def scored(self) -> ScoredGroups:
         by_function = ScoresByFunction.of(self.scores, self.rewards)
         return ScoredGroups(self.groups, self.rewards, by_function, self.reads.columns)
-
-    def trace(self, capacity: int) -> RolloutTrace:
-        """Returns the rollout's trace, with the lengths of its sequences for a replay. If some
-        responses came from disk, the lengths are left out: this rollout did not generate them.
-        `capacity` is the number of sequences that the engine can run at once."""
-        if self.from_disk:
-            return self.report.trace
-        rollouts = [one for group in self.groups for one in group.rollouts]
-        columns = [[len(x.prompt.tokens), len(x.tokens), x.prompt.id] for x in rollouts]
-        if (expected := self.report.expected) is not None:
-            columns = np.column_stack([columns, expected.round(1)]).tolist()
-        sequences = tuple(map(tuple, columns))
-        return replace(self.report.trace, sequences=sequences, capacity=capacity)
 
 
 @dataclass(frozen=True)

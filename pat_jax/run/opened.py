@@ -102,7 +102,7 @@ def finish(run: Run, last: Drawn | None) -> None:
         with run.signals.held():
             run.files.save_last()
         run.collector.unfinished.finish()
-        plot_rollout(last.trace(setup.engine.capacity), run.files.folder / "rollout.svg")
+        plot_rollout(last.report.trace, run.files.folder / "rollout.svg")
     run.files.close()
     log.info("%s", describe_peak(setup.memory, setup.devices, run.compiled.update))
     tokenizer_dir = arithmetic.TOKENIZER_DIR if config.data.is_arithmetic else None

@@ -33,10 +33,6 @@ class SimulateConfig(ReplayOptions):
 
     profile: str = option("profile.json", GIVEN)
     """A file of `python -m pat_jax.profile`, which has the time of each step and switch."""
-    trace: str = ""
-    """The rollout.json of a run. Prints how much longer the rollout took than the oracle (the best
-    path of layouts, with all lengths known), by the times of --profile (by default the run's),
-    without drafts and with pages for all sequences. Nothing else is replayed."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
     """Number of responses in one rollout; one number, or several separated by commas, each of which
     is replayed."""
@@ -65,9 +61,6 @@ class SimulateConfig(ReplayOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.trace:
-            used = ("trace", "profile", "out")
-            self.need_only(used, "with --trace, on which it has no effect")
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
         self.need("growth", growth, expected)

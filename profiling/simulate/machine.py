@@ -23,7 +23,6 @@ class Workload:
     responses: np.ndarray  # int[sequences], tokens of each; hidden from planners
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
-    expected: np.ndarray | None = None  # float[sequences], see CacheManager
     # The true acceptance of each sequence's copied drafts; sequences may share one. None: all have
     # the machine's.
     accepts: Sequence[Acceptance] | None = None
@@ -59,7 +58,7 @@ class Machine:
     memory: MemoryModel | None = None  # None: every layout fits
     runs_ahead: bool = False  # see `Backend`
     # Whether pools are as large as in `memory`: a sequence that finds no pages waits, or another is
-    # preempted. False: they hold every sequence, and `memory` only excludes layouts in `oracle`.
+    # preempted. False: they hold every sequence.
     has_pools: bool = False
     # Seconds of the host in a decode step, per running sequence of all replicas; not in `truth`.
     host_s_per_sequence: float = 0.0
@@ -89,12 +88,6 @@ class Machine:
         buckets = Buckets.of(splits, capacity, config)
         truth = truth.on(buckets.rows, buckets.lengths)
         return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every, **rest)
-
-    def has_room(self, split: Split) -> bool:
-        """Returns whether the weights and the pool of a layout fit into memory."""
-        if self.memory is None:
-            return True
-        return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
 
     def pace(self, num_draft_tokens: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))

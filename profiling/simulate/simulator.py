@@ -55,8 +55,7 @@ def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:
         rows_per_replica=1,
     )
     shapes = machine.shapes(int(table.end.max(initial=1)))
-    options = {"runs_ahead": machine.runs_ahead, "expected": workload.expected}
-    return Scheduler(Contents(table), shapes, split, **options)
+    return Scheduler(Contents(table), shapes, split, runs_ahead=machine.runs_ahead)
 
 
 @dataclass(frozen=True)

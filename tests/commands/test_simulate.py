@@ -1,28 +1,14 @@
 """The simulate command: questions in, tables and JSON out, and one sentence for every mistake."""
 
 import json
-import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fakes import SPLITS
 from profiles import save_profile
 
 from pat_jax import simulate
-from pat_jax.common.json_text import of_json
-from pat_jax.common.text_table import percent
-from pat_jax.config.command_line import dump
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.record.trace import RolloutTrace
-from pat_jax.planning.latency.profile import read_profile
-from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.simulator import replay
 
 OPTIONS = ["--responses", "32,64", "--max_completion_length", "128"]
 OPTIONS += ["--num_generations", "4", "--prompt-tokens", "16"]
@@ -87,6 +73,7 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
         (["--responses", "12,many"], "option --responses is '12,many'"),
         (["--host_us", "-1"], "option --host_us is '-1'"),
         (["--link_slowdown", "4"], "option --link_slowdown is not offered: plan a machine"),
+        (["--trace", "rollout.json"], "option --trace is not offered: run.html shows"),
         (["--correlation", "1"], "option --correlation is 1.0"),
         (["--device-memory-gib", "1e-6"], "no layout fits"),
         (["--max_completion_length", "128,100000"], "is 16 + 100000 = 100016: expected at most"),
@@ -95,56 +82,6 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
 )
 def test_every_mistake_is_one_sentence(command, refused, profile, options, words):
     assert words in refused(lambda: command("--profile", str(profile), *OPTIONS, *options))
-
-
-class TestTrace:
-    """Of a rollout that went on in one layout."""
-
-    @pytest.fixture
-    def recorded(self, profile: Path, tmp_path: Path) -> tuple[Path, RolloutReport]:
-        sizes = RolloutConfig(max_prompt_length=16, max_completion_length=112, min_rows=1)
-        config = RunConfig(model="tiny", rollout=sizes)
-        (tmp_path / "config.yaml").write_text(dump(config))
-        shutil.copy(profile, tmp_path / "profile.json")
-        machine = Machine.of(read_profile(profile).latency, SPLITS, sizes, capacity=16)
-        prompts, responses = np.full(16, 9), np.array([112, 90, *range(20, 34)])
-        done = replay(Workload(prompts, responses, 112), FixedLayout(SPLITS[0]), machine)
-        sequences = tuple(zip(prompts.tolist(), responses.tolist(), range(16), strict=True))
-        trace = replace(done.trace, sequences=sequences, capacity=16, total_s=99.0)
-        (tmp_path / "rollout.json").write_text(trace.to_json())
-        return tmp_path / "rollout.json", done
-
-    def test_its_path_is_set_beside_the_best_one(self, command, recorded, tmp_path: Path):
-        (path, done), out = recorded, tmp_path / "regret.json"
-        printed = command("--trace", str(path), "--out", str(out))
-        found = json.loads(out.read_text())
-        assert (found["path"], found["actual_s"]) == ([str(SPLITS[0])], 99.0)
-        assert found["predicted_s"] == pytest.approx(done.total_s)
-        assert found["best_switches"] and found["best_s"] < 0.9 * done.total_s
-        assert found["regret_s"] == pytest.approx(done.total_s - found["best_s"])
-        assert found["regret"] == pytest.approx(done.total_s / found["best_s"] - 1)
-        assert f"s ({percent(found['regret'])}) longer than the oracle's" in printed
-
-    def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, refused):
-        path, _ = recorded
-
-        def output(*options: str) -> str:
-            return refused(lambda: command("--trace", str(path), *options))
-
-        assert "--responses is '8': expected 1024 with --trace" in output("--responses", "8")
-        source = output("--speculation.source", "none")
-        assert "--speculation.source is 'none': expected auto with --trace, on which" in source
-        numbers = output("--speculation.num_draft_tokens", "1", "3")
-        assert (
-            "--speculation.num_draft_tokens" in numbers and "expected 1 3 7 with --trace" in numbers
-        )
-        trace = of_json(RolloutTrace, json.loads(path.read_text()))
-        path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
-        assert "no times of dp1tp9, in which the rollout ran" in output()
-        path.write_text(replace(trace, sequences=()).to_json())
-        assert "does not say how long each response was" in output()
-        (tmp_path / "config.yaml").unlink()
-        assert "expected the folder of a run" in output()
 
 
 @pytest.fixture(scope="module")

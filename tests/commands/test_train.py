@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -61,8 +60,7 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     kept = read_rollouts(run_dir)
     assert (kept["first"].step, kept["newest"].step) == (1, 2)
     saved = SavedRun(run_dir).rollout
-    assert len(saved.sequences) == 8 and saved.capacity > 0
-    assert kept["newest"].trace == replace(saved, sequences=(), capacity=0)
+    assert kept["newest"].trace == saved and saved.running[0] == 8
 
 
 def test_a_run_logs_what_its_stages_took(finished: tuple[Path, str]):

@@ -19,7 +19,6 @@ from pat_jax.planning.planner.drafting import PoolPressure
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -218,11 +217,3 @@ def test_a_replay_in_small_pools_stays_where_it_is_fastest():
     scenario = Scenario(pages=33)
     done = scenario.replayed(scenario.memory)
     assert done.trace.path == ["dp8tp1"] and done.preempted
-
-
-def test_hindsight_stays_in_small_pools_too_but_not_where_weights_have_no_room():
-    scenario = Scenario(pages=20)
-    best = oracle(scenario.workload, scenario.machine)
-    assert (best.start, best.switches) == (DP8, ())
-    small = replace(scenario.machine, memory=make_memory(500, page=0))
-    assert oracle(scenario.workload, small).start == DP4TP2

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from fakes import SPLITS, made_up_machine
 from hypothesis import strategies as st
 
 from pat_jax.config.rollout import RolloutConfig
@@ -12,6 +11,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Reads, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from tests.fakes import SPLITS, made_up_machine
 
 CAP, LONGEST_PROMPT, CAPACITY = 150, 40, 40
 CONFIG = replace(

@@ -19,8 +19,7 @@ from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.draft_sources import OWN, SIBLINGS, DraftSource, generated
-from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.oracle import oracle
+from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -102,7 +101,7 @@ def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
     assert done.total_s == pytest.approx(done.spent("prefill", "decode", "balance"))
 
 
-@pytest.mark.slow  # `test_oracle.py` has it without drafts
+@pytest.mark.slow  # `test_pools_and_balance.py` has it without drafts
 @settings(deadline=None, max_examples=12)
 @given(queued, st.integers(12, 40), st.booleans())
 def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
@@ -173,37 +172,6 @@ class TestPlanner:
         ]
         assert share[0] > share[1] < 0.2
         assert later.total_s < 1.05 * self.undrafted_s(machine)
-
-
-class TestOracle:
-    """In one group, where it knows how fast all go on; each goes by in whole checks."""
-
-    @pytest.mark.parametrize("dearer", [1.05, 1.4, 3.0])
-    @pytest.mark.parametrize(("truth", "rows"), [(HALF, 16), (generated(0.6), 12)])
-    def test_it_takes_the_cheapest_budget_of_every_moment(self, truth, rows, dearer):
-        """120 tokens of each: copied drafts in full rows, those of a model beside rows that they cannot use."""
-        alike = Workload(np.full(rows, 10), np.full(rows, 120), CAP)
-        machine = replace(self.alone(drafting(truth, dearer)), check_every=8)
-        step_s = machine.truth.decode_table[TP8, 16, 192]
-        each = [step_s * dearer**n / truth.tokens(n, DRAFTS.draft(n), rows) for n in (1, 3)]
-        prefill = replay(alike, FixedLayout(TP8), machine).spent("prefill")
-        found = oracle(alike, machine).total_s
-        assert found == pytest.approx(prefill + 120 * min(step_s, *each))
-
-    @given(st.integers(1, 40), st.floats(0.1, 0.9))
-    def test_no_budget_for_good_is_faster(self, size, accepted):
-        """But for what rounding costs: the oracle counts rows at each check of tokens, a replay at each check of
-        steps."""
-        workload = Workload(np.full(size, 10), np.full(size, 144), CAP)
-        machine = self.alone(drafting(acceptance_of(accepted)))
-        best = oracle(workload, machine).total_s
-        for num_draft_tokens in (0, *DRAFTS.num_draft_tokens):
-            assert replay(workload, fixed(TP8, num_draft_tokens), machine).total_s >= 0.99 * best
-
-    @staticmethod
-    def alone(machine: Machine) -> Machine:
-        buckets = replace(machine.buckets, rows={TP8: machine.buckets.rows[TP8]}, lengths=(192,))
-        return replace(machine, splits=(TP8,), buckets=buckets)
 
 
 COPIED = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)

@@ -56,7 +56,6 @@ class RolloutReport:
     # starts and ends of bursts. Reserved pages count as free.
     kv_waste: float = math.nan
     preempted: int = 0  # how often a sequence was preempted
-    expected: np.ndarray | None = None  # float[sequences], predicted response lengths in tokens
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the loop in `rollout.py`
     total_s: float = 0.0
     compile_s: float = 0.0  # spent waiting for programs to compile, not part of `total_s`
@@ -113,7 +112,6 @@ class RolloutReport:
             sequences=moved,
             fullest=fullest,
             sent=arrival.sent,
-            recompute_below=plan.recompute_below,
             at_s=began_s,
             predicted_remaining_s=plan.predicted_remaining_s,
         )

@@ -1,4 +1,4 @@
-"""The trace of a rollout, burst by burst and move by move: a record to plot, store and replay.
+"""The trace of a rollout, burst by burst and move by move: a record to plot and store.
 
 `DraftSums` compares the seconds that drafts were predicted to save with those that they saved.
 Knows numbers and names. Does not know who measured them.
@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 from pat_jax.engine.sequences.prefill_calls import MovedBytes
-from pat_jax.planning.types import MIGRATE_ALL, BurstResult, Carry, DraftPrediction
+from pat_jax.planning.types import BurstResult, Carry, DraftPrediction
 
 
 @dataclass
@@ -63,7 +63,6 @@ class Move:
     sequences: int  # number of sequences that moved
     fullest: tuple[int, int]  # running sequences of the fullest replica, before and after
     sent: MovedBytes | None = None  # None in a replay, which sends nothing
-    recompute_below: int = MIGRATE_ALL  # see Plan
     at_s: float = 0.0  # start of the move, in seconds since the rollout began
     predicted_remaining_s: float = 0.0  # from the start of the move to the end of the rollout
 
@@ -109,10 +108,6 @@ class RolloutTrace:
     moves: tuple[Move, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
     drafts: DraftTrace = DraftTrace()
-    # What else a replay needs. For each sequence: tokens of its prompt and of its response, its
-    # prompt's id, and the predicted tokens of the response, if a planner predicted them.
-    sequences: tuple[tuple[float, ...], ...] = ()
-    capacity: int = 0  # sequences that can run at once
     is_computed: bool = False  # replayed on a simulated clock: nothing ran
 
     def __post_init__(self):
@@ -124,11 +119,6 @@ class RolloutTrace:
     def switches(self) -> tuple[Move, ...]:
         """Moves to another layout."""
         return tuple(move for move in self.moves if move.is_switch)
-
-    @property
-    def balanced(self) -> tuple[Move, ...]:
-        """Moves between the replicas of a layout."""
-        return tuple(move for move in self.moves if not move.is_switch)
 
     @property
     def path(self) -> list[str]:

@@ -88,7 +88,9 @@ class SavedRun:
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
-        return read_trace(path)
+        return read_kept(
+            path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
+        )
 
     def plot(self, *names: str) -> Figure:
         """Draws metrics over the steps: those named, or the most important ones. Raises UserError
@@ -168,8 +170,3 @@ class Samples(dict[int, Sequence[Sample]]):
 
     def _repr_html_(self) -> str:
         return rendered(PAGE / "samples_table.html.jinja", by_step=self)
-
-
-def read_trace(path: Path) -> RolloutTrace:
-    """Reads the trace of a run's last rollout. Raises UserError if it is not as a run writes it."""
-    return read_kept(path, "its last rollout", partial(of_json, RolloutTrace))

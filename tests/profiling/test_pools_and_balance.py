@@ -1,7 +1,6 @@
-"""Who knows every length beforehand: never slower than any planner, and what regret is held against."""
+"""Replays in pools that are too small, and moves between the replicas of a layout."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replays import (
     CAP,
-    CAPACITY,
-    CONFIG,
     LONGEST_PROMPT,
     MACHINE,
     AtSteps,
@@ -19,8 +16,6 @@ from replays import (
     in_short_bursts,
     machines,
     make_machine,
-    queued,
-    static_seconds,
     with_pools,
     workloads,
 )
@@ -30,94 +25,13 @@ from pat_jax.engine.rollout import rollout
 from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Moved, Plan, Split
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Load, Moved, Plan, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.oracle import oracle
-from pat_jax.profiling.simulate.regret import regret
 from pat_jax.profiling.simulate.simulator import SimulatedExecutor, replay, waiting
 from tests.bucket_limits import BucketLimits
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
-
-
-@dataclass
-class Restless(AtSteps):
-    """Moves sequences between the groups of a layout wherever it may, to what it drew of the options."""
-
-    drawn: int = 0
-
-    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        plan = super().decide(load, current, options)
-        if plan.split != current or not options:
-            return plan
-        return replace(plan, replica=options[self.drawn % len(options)])
-
-
-@pytest.mark.parametrize("machine", [MACHINE, make_machine(reads="held")], ids=["bucket", "held"])
-@given(grouped, st.sampled_from(SPLITS))
-def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
-    alone = Machine.of(machine.truth, (split,), CONFIG, capacity=CAPACITY)
-    best = oracle(workload, alone)
-    assert best.total_s == pytest.approx(static_seconds(workload, split, alone))
-    assert (best.start, best.switches) == (split, ())
-
-
-@settings(max_examples=15)
-@given(queued, machines, st.data())
-def test_no_planner_is_faster(workload, machine, data):
-    best = oracle(workload, machine).total_s
-    lengths = LengthModel.empty(CAP)
-    moments = st.lists(st.integers(0, CAP), max_size=4).map(sorted)
-    path = tuple((at, data.draw(st.sampled_from(SPLITS))) for at in data.draw(moments))
-    first = data.draw(st.sampled_from(SPLITS))
-    below = data.draw(st.sampled_from([MIGRATE_ALL, RECOMPUTE_ALL, 15, 40]))
-    for planner in (
-        *map(FixedLayout, SPLITS),
-        AtSteps(first, path, below),
-        *(Restless(first, path, below, drawn) for drawn in (0, 1, 2)),
-        CostModelPlanner(SPLITS, machine.truth, lengths),
-        *(CostModelPlanner((split,), machine.truth, lengths) for split in SPLITS),
-    ):
-        assert replay(workload, planner, machine).total_s >= best * (1 - 1e-9)
-
-
-@settings(max_examples=25)
-@given(workloads, machines)
-def test_its_path_costs_what_it_says(workload, machine):
-    machine = in_short_bursts(machine)  # groups are dealt by the pages for a burst
-    best = oracle(workload, machine)
-    done = replay(workload, AtSteps(best.start, best.switches), machine)
-    if best.is_exact:
-        assert done.total_s == pytest.approx(best.total_s)
-    else:
-        assert done.total_s >= best.total_s * (1 - 1e-9)
-
-
-def test_it_switches_when_that_pays():
-    """0.5 s against 0.25 s a step for 100 steps, and 0.25 s for the switch."""
-    workload = Workload(np.full(8, 5), np.array([100, *[8] * 7]), CAP)
-    machine = make_machine((0.5, 9.0, 9.0, 0.25), per_row=0.05)
-    best = oracle(workload, machine)
-    assert (best.start, best.switches, best.is_exact) == (DP8, ((8, TP8),), True)
-    assert best.total_s < static_seconds(workload, DP8, machine)
-    assert best.total_s < static_seconds(workload, TP8, machine)
-
-
-@settings(deadline=None, max_examples=12)
-@given(workloads, machines, st.integers(0, 3))
-def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
-    fixed = replay(workload, FixedLayout(SPLITS[start]), machine)
-    best = oracle(workload, machine).total_s
-    assert regret(workload, machine, fixed.trace).share == pytest.approx(fixed.total_s / best - 1)
-    later = SPLITS[start:][-1]
-    script = ScriptedPath(SPLITS[0], (Step(later, workload.size // 3),) if start else ())
-    moved = replay(workload, script, machine)
-    assert regret(workload, machine, moved.trace).share == pytest.approx(moved.total_s / best - 1)
-    assert regret(workload, machine, moved.trace).share >= -1e-9
-    planner = CostModelPlanner(SPLITS, machine.truth, LengthModel.empty(CAP))
-    planned = replay(workload, planner, machine)
-    assert regret(workload, machine, planned.trace).share >= -1e-9
 
 
 class TestPools:
@@ -190,7 +104,7 @@ class TestBalance:
             replay(self.workload, FixedLayout(DP8), self.machine),
             self.evened(self.machine),
         )
-        (done,) = even.trace.balanced
+        (done,) = even.balanced
         assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
         # One at a time to each distance, 25 tokens each.
         assert done.seconds == pytest.approx(done.predicted_cost_s) == pytest.approx(7 * 25 * 1e-3)
@@ -218,7 +132,7 @@ class TestBalance:
         truth = replace(machine.truth.on(one_bucket, buckets.lengths), reads=reads)
         machine = replace(machine, buckets=buckets, truth=truth)
         even = self.evened(machine)
-        found = [(move.fullest, move.sequences) for move in even.trace.balanced]
+        found = [(move.fullest, move.sequences) for move in even.balanced]
         assert found == [((8, 1), 7)] * moves
         fixed = replay(self.workload, FixedLayout(DP8), machine)
         assert (even.total_s < fixed.total_s) == bool(moves)
@@ -256,26 +170,6 @@ class TestBalance:
         assert (move.sequences, move.fullest) == (room, (8, 8 - room))
         assert report.prefill_tokens == 64 * 9 and report.tokens == self.workload.responses.sum()
 
-    def test_hindsight_spreads_them_too(self):
-        machine = in_short_bursts(replace(self.machine, splits=(DP8,)))
-        best, even = oracle(self.workload, machine), self.evened(machine)
-        assert (best.evened, best.switches, best.is_exact) == ((16,), (), False)
-        # It takes no more for granted than that four of the eight have to leave the first group.
-        assert best.total_s == pytest.approx(even.spent("prefill", "decode") + 4 * 25 * 1e-3)
-        migrate = {key: s for key, s in machine.truth.migrate_table.items() if key[0] != key[1]}
-        unmoved = replace(machine, truth=replace(machine.truth, migrate_table=migrate))
-        fixed = replay(self.workload, FixedLayout(DP8), unmoved)
-        best = oracle(self.workload, unmoved)
-        assert (best.evened, best.total_s) == ((), pytest.approx(fixed.total_s))
-
-    def test_regret_is_that_of_the_moves_that_were_made(self):
-        even = self.evened(self.machine)
-        best = oracle(self.workload, self.machine).total_s
-        found = regret(self.workload, self.machine, even.trace).share
-        assert found == pytest.approx(even.total_s / best - 1)
-        unmoved = replace(even.trace, moves=())
-        assert regret(self.workload, self.machine, unmoved).share > found + 0.1
-
     @settings(max_examples=20)
     @given(workloads, st.floats(1e-4, 1.0), st.sampled_from(SPLITS[:3]))
     def test_each_one_empties_the_fullest_group_and_is_paid(self, workload, shift_per_token, split):
@@ -285,23 +179,18 @@ class TestBalance:
         even = replay(workload, planner, machine)
         assert even.total_s == pytest.approx(even.spent("prefill", "decode", "balance"))
         assert even.trace.total_steps == fixed.trace.total_steps
-        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.trace.balanced)
-        assert len(even.trace.balanced) <= len(machine.buckets.rows[split])
-        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
+        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.balanced)
+        assert len(even.balanced) <= len(machine.buckets.rows[split])
+        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.balanced)
 
     @pytest.mark.parametrize("scarce", [0, 9])
     @settings(max_examples=25)
     @given(workload=grouped, split=st.sampled_from(SPLITS[:3]), more=st.integers(0, 18))
-    def test_they_empty_a_bucket_and_hindsight_knows_of_them(self, scarce, workload, split, more):
-        """Also where pages are scarce and sequences give theirs up; the oracle, which deals
-        sequences out as if they were not, is held against those rollouts where they are not."""
+    def test_they_empty_a_bucket(self, scarce, workload, split, more):
+        """Also where pages are scarce and sequences give theirs up."""
         machine = replace(make_machine(per_row=0.1, shift_per_token=0.01), splits=(split,))
         machine = with_pools(machine, 13 + scarce + more * (scarce > 0))
         machine = replace(machine, has_pools=scarce > 0)
         planner = CostModelPlanner((split,), machine.truth, self.lengths, memory=machine.memory)
-        done = replay(workload, planner, machine)
-        for move in done.balanced:
+        for move in replay(workload, planner, machine).balanced:
             assert move.fullest[1] < move.fullest[0] and move.sequences > 0
-        if not machine.has_pools:
-            best = oracle(workload, machine)
-            assert best.total_s <= done.total_s * (1 + 1e-9)

@@ -12,13 +12,8 @@ sequences are spread over its replicas:
 
 So the result is exact for every path that only raises TP by migration, and a lower bound for the
 others: no planner that follows the engine's rules is faster. All sequences have pages in every
-layout that fits. So if sequences have to wait for pages, no planner can reach the result.
-
-With drafts, moments are tokens of each sequence, and the cheapest number of draft tokens is taken
-between two moments. All sequences are assumed to generate as fast as in a replica with the mean
-number of running rows. This is exact for one replica, and an estimate for several, where those of
-emptier replicas are faster: then it is not a bound. Nor is it one if sequences differ in acceptance
-(`Workload.accepts`): the oracle uses only the machine's.
+layout. So if sequences have to wait for pages, no planner can reach the result. It knows nothing of
+drafts.
 """
 
 import math
@@ -55,11 +50,10 @@ class _State:
 def oracle(workload: Workload, machine: Machine) -> Oracle:
     """Returns the cheapest path. Switches are allowed at every test of the stop condition."""
     world = _World(workload, machine)
-    splits = [split for split in machine.splits if machine.has_room(split)]
     states = [
         _State(split, dealt)
-        for dealt in (*splits, None)
-        for split in splits
+        for dealt in (*machine.splits, None)
+        for split in machine.splits
         if dealt is None or split.tp >= dealt.tp
     ]
     fullest = np.stack([world.fullest(state) for state in states])
@@ -178,31 +172,9 @@ class _World:
         buckets = np.array(self.machine.buckets.rows[split])
         rows = buckets[np.searchsorted(buckets, fullest)]
         tables = CostTables.of(self.truth, (split,))
-
-        def steps(one: CostTables) -> np.ndarray:
-            step = one.steps(rows[None], self.length, held / rows, self.running[None])[0]
-            return step + self.machine.host_s_per_sequence * self.running
-
-        token = steps(tables)
-        for num_draft_tokens, verifying in tables.verifying:
-            generated = self._tokens(split, rows, num_draft_tokens)
-            seconds = np.full_like(token, np.inf)
-            np.divide(steps(verifying), generated, where=generated > 0, out=seconds)
-            token = np.minimum(token, seconds)
-        return self.machine.check_every * token
-
-    def _tokens(self, split: Split, rows: np.ndarray, num_draft_tokens: int) -> np.ndarray:
-        """Returns the mean tokens of a row in a step, float[moments]; 0 if no program has the
-        number of draft tokens."""
-        drafts = self.machine.drafts
-        acceptance = self.machine.acceptance
-        if acceptance is None:
-            return np.zeros(len(rows))
-        running = np.maximum(1.0, self.running / split.dp)
-        room = rows * (1 + num_draft_tokens) / running - 1
-        has_program = [n for n in np.unique(rows).tolist() if num_draft_tokens in drafts.of(n)]
-        generated = acceptance.tokens(room, drafts.draft(num_draft_tokens), running)
-        return np.where(np.isin(rows, has_program), generated, 0.0)
+        step = tables.steps(rows[None], self.length, held / rows, self.running[None])[0]
+        step += self.machine.host_s_per_sequence * self.running
+        return self.machine.check_every * step
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         a = source.split
