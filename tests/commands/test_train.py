@@ -55,8 +55,7 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
     page = (run_dir / "run.html").read_text()
     assert 'id="step-1"' in page and 'id="step-2"' not in page
-    for words in ("held-out reward before and after step 2", "layouts of each rollout"):
-        assert words in page
+    assert "held-out reward before and after step 2" in page
     kept = read_rollouts(run_dir)
     assert (kept["first"].step, kept["newest"].step) == (1, 2)
     saved = SavedRun(run_dir).rollout

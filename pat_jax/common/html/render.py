@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pat_jax.common.html.charts import layout_colour
 from pat_jax.common.text_table import percent, shown, text_table
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def _environment(folder: Path, form: Form) -> "Environment":
         "whole": "{:,.0f}".format,
         "text_table": lambda table: text_table(table.header, table.rows),
         "in_a_line": lambda text: " ".join(text.split()),
-        "layout_colour": layout_colour,
     }
     made.globals |= {"form": form}
     return made

@@ -3,8 +3,6 @@
 Does not know which metrics there are (`panels.py`), nor how they are measured.
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
@@ -31,10 +29,8 @@ IN_A_ROW = 3  # panels of a picture
 MOST_POINTS = 600  # of all curves of one metric; a run of more steps keeps extremes
 LARGEST = 1e300  # the difference of two such numbers is finite
 MOST_DOTS = 30  # a curve of more points has no markers
-MOST_COLUMNS = 200  # of a ribbon; with more steps, several share a column
 # Attributes of a switch: seconds from its start to the rollout's end, and the words on the page.
 PREDICTED = {"end as predicted": "predicted_remaining_s", "had it stayed": "predicted_stay_s"}
-_LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
 def board(runs: Mapping[str, Rows]) -> dict[str, list[Chart]]:
@@ -172,7 +168,10 @@ def _plot(rows: Rows, words: str, names: Sequence[str]) -> Plot:
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
     heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
     up = Axis.over(heights or [0.0])
-    return Plot(lines, steps_axis(rows), up, across_words="step", up_words=words, note="")
+    steps = [row["step"] for row in rows]
+    low, high = min([0, *steps]), max([0, *steps])
+    across = Axis(low, high if high > low else low + 1, is_whole=True)
+    return Plot(lines, across, up, across_words="step", up_words=words, note="")
 
 
 def curve(rows: Rows, name: str) -> list[Point]:
@@ -188,29 +187,6 @@ def curve(rows: Rows, name: str) -> list[Point]:
 def numbers(rows: Rows, name: str) -> list[float]:
     """Returns the finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
-
-
-def _path(text: object) -> tuple[str, ...]:
-    """Parses a path such as `dp2tp1 -> dp1tp2`. Returns () for anything else."""
-    names = text.split(" -> ") if isinstance(text, str) else []
-    return tuple(names) if all(map(_LAYOUT.fullmatch, names)) else ()
-
-
-def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Returns the columns of the ribbon: the step where each begins and ends, and the layouts of
-    its rollout, in order. With very many steps, a column covers several and has the path that is
-    most frequent among them."""
-    known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
-    return [
-        (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])
-        for part in _parts(known, MOST_COLUMNS)
-    ]
-
-
-def steps_axis(rows: Rows) -> Axis:
-    steps = [row["step"] for row in rows]
-    low, high = min([0, *steps]), max([0, *steps])
-    return Axis(low, high if high > low else low + 1, is_whole=True)
 
 
 def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
