@@ -99,7 +99,7 @@ class Pressed:
         longest = draw.prompt_tokens if known.prompts is None else int(known.prompts.max())
         memory = _memory(self.model, self.size, (longest, cap), self.pool_gib)
         of_model = measured_kernels(data, GPU), self.model, self.size, (longest, cap)
-        machine = replace(machine_of(*of_model), memory=memory, has_pools=True)
+        machine = replace(machine_of(*of_model), memory=memory)
         return Trial(machine, workload, lengths)
 
 

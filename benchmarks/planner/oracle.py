@@ -127,7 +127,7 @@ class _World:
         """Returns the replica of each row at the start, int[rows], as the cache manager places
         sequences. With a queue, sequences may begin in another order: row i may not be sequence
         i's."""
-        scheduler = waiting(self.workload, replace(self.machine, has_pools=False), split)
+        scheduler = waiting(self.workload, replace(self.machine, memory=None), split)
         scheduler.admit()
         return scheduler.table.replica(scheduler.table.running)
 

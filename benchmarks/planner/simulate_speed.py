@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     configure(0)
-    simulated = machine_of(args.sequences, args.cap, Target.parse(TARGET))
+    pooled = machine_of(args.sequences, args.cap, Target.parse(TARGET))
     lengths = ResponseLengths.built_in("reasoning")
     seen, workload = (lengths.draw(Draw(args.sequences, args.cap, seed=i)) for i in range(2))
     learned = LengthModel.empty(args.cap).updated(
@@ -79,11 +79,11 @@ def main() -> None:
     )
 
     def planner() -> Planner:
-        return CostModelPlanner(simulated.splits, simulated.truth, learned, memory=simulated.memory)
+        return CostModelPlanner(pooled.splits, pooled.truth, learned, memory=pooled.memory)
 
-    pooled = replace(simulated, has_pools=True)
+    endless = replace(pooled, memory=None)
     found = {
-        "adaptive": seconds(lambda: replay(workload, planner(), simulated), args.runs),
+        "adaptive": seconds(lambda: replay(workload, planner(), endless), args.runs),
         "adaptive, pools": seconds(lambda: replay(workload, planner(), pooled), args.runs),
     }
     done = replay(workload, planner(), pooled)

@@ -110,8 +110,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
     others = others_of(config, model)
     run = program_choice(config, [*others], num_layers=model.num_layers, platform=platform)
     order = settled(Order.of(target, run, model, depths, draft_model, others))
-    check_room(order, config.model)
     build = by_arithmetic(order)
+    check_room(build, config.model)
     profile = Path(config.profile) if config.profile else None
     costs = costs_of(build, profile, config.sums)
     samples = rollout.num_generations

@@ -95,7 +95,8 @@ class MemoryModel:
         pool = max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
-        drafted = max((each.source for each in self.drafts.values()), default=0)
+        of_splits = (self.drafts[split].source for split in splits if split in self.drafts)
+        drafted = max(of_splits, default=0)
         most = held + chunk + pool + self.staging + drafted
         return self.has_room(splits) & (most <= self.usable)
 

@@ -1,7 +1,6 @@
 """The question that a plan answers, and the machine on which its rollouts are replayed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from pat_jax.config.programs import ProgramChoice
 from pat_jax.engine.sizing.layout_choice import worth_planning
@@ -47,9 +46,8 @@ def machine_of(
         used,
         question.run.rollout,
         capacity=question.series.draw.sequences,
-        memory=_within(memory or question.build.memory, used),
+        memory=memory or question.build.memory,
         runs_ahead=True,
-        has_pools=True,
         drafts=costs.drafts,
         acceptance=question.source.acceptance if question.source else None,
     )
@@ -72,13 +70,3 @@ def refused_layouts(question: Question, compilation: Compilation | None) -> dict
             named = program.name + " with drafts" * (program.num_draft_tokens > 0)
             refused.setdefault(program.split, f"{named} does not compile: {program.error}")
     return refused
-
-
-def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
-    """Returns `memory` with the `used` layouts only."""
-    maps = {
-        field.name: {split: value for split, value in known.items() if split in used}
-        for field in fields(memory)
-        if isinstance(known := getattr(memory, field.name), Mapping)
-    }
-    return replace(memory, **maps)

@@ -1,10 +1,9 @@
 """Options of `python -m pat_jax.simulate`."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, RESPONSES, ROLLOUTS, TOKENS, Rule
@@ -67,12 +66,8 @@ class SimulateConfig(ReplayOptions):
 
     def cases(self) -> Iterator[tuple[int, int, float]]:
         """Yields (responses, cap, host microseconds) of each combination to replay."""
-
-        def values(text: str, kind: Callable[[str], Any]) -> list[Any]:
-            return [kind(value) for value in text.split(",")]
-
         return product(
-            values(self.responses, int),
-            values(self.max_completion_length, int),
-            values(self.host_us, float),
+            map(int, self.responses.split(",")),
+            map(int, self.max_completion_length.split(",")),
+            map(float, self.host_us.split(",")),
         )

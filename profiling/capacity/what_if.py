@@ -78,7 +78,6 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
         capacity=what_if.responses,
         memory=memory,
         runs_ahead=profile.subject.backend != "cpu",
-        has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
         drafts=drafts,
         acceptance=acceptance or Acceptance.unseen(is_generated=drafts.is_generated),

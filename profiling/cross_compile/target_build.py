@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
-from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import of_json
 from pat_jax.config.programs import ProgramChoice
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -219,15 +218,19 @@ class TargetBuild:
         """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
         return self.whole.policy.resident if self.order.run.trains else ()
 
+    @property
+    def _held(self) -> dict[str, Any]:
+        """What takes memory of a device, as `kv_bytes` takes it."""
+        return {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
+
     @cached_property
     def whole_sequences(self) -> float:
         """Number of the longest sequences that fit into the KV cache; 0 if no layout or no update
         fits."""
         if self.order.run.trains and lacking_state(self.whole, self.limit):
             return 0.0
-        held: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
         rollout = self.order.run.rollout
-        return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **held)
+        return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **self._held)
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:
@@ -238,15 +241,8 @@ class TargetBuild:
     @cached_property
     def alone(self) -> MemoryModel:
         """Memory of the whole model in each layout if no other is used, see `memory_alone`."""
-        return memory_alone(
-            self.policy,
-            self.layouts,
-            self.order.run.rollout,
-            self.dtype,
-            limit=self.limit,
-            resident=self.resident,
-            drafter=self.drafter,
-        )
+        rollout = self.order.run.rollout
+        return memory_alone(self.policy, self.layouts, rollout, self.dtype, **self._held)
 
     @cached_property
     def memory(self) -> MemoryModel:
@@ -263,8 +259,7 @@ class TargetBuild:
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
         if not kept:
             return dict(self.alone.pages)
-        options: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
-        room = kv_bytes(self.policy, kept, config, self.dtype, **options)
+        room = kv_bytes(self.policy, kept, config, self.dtype, **self._held)
         pages = pages_per_replica(room, config, self.policy.config, kept, self.buckets, self.dtype)
         return {**self.alone.pages, **pages}
 
@@ -276,10 +271,3 @@ class TargetBuild:
         return specs_for(
             config, self.policy, drafter, self.dtype, EOS, layouts, self.buckets, self._pages
         )
-
-
-def check(built: TargetBuild) -> None:
-    """Raises UserError if no layout divides the model."""
-    layouts, dropped = built.chain
-    if not layouts:
-        raise UserError(f"target {built.order.target}: no layout divides the model; {dropped[0]}")

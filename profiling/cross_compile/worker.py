@@ -26,7 +26,7 @@ from pat_jax.common.json_text import parse_json
 from pat_jax.profiling.cross_compile import compiled as records
 from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram, together
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
-from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, check
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target
 
 LONGEST_ERROR = 600  # characters
@@ -137,9 +137,7 @@ def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
     order = Order.from_json(content["order"])
-    build = TargetBuild(order, devices_of(order.target))
-    check(build)
-    jobs = jobs_of(build)
+    jobs = jobs_of(TargetBuild(order, devices_of(order.target)))
     chip = order.target.chip
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])

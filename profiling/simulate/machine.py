@@ -55,11 +55,10 @@ class Machine:
     buckets: Buckets
     burst_steps: int = 64
     check_every: int = 8
-    memory: MemoryModel | None = None  # None: every layout fits
+    # Of the pools: a sequence that finds no pages waits, or another is preempted. None: they hold
+    # every sequence.
+    memory: MemoryModel | None = None
     runs_ahead: bool = False  # see `Backend`
-    # Whether pools are as large as in `memory`: a sequence that finds no pages waits, or another is
-    # preempted. False: they hold every sequence.
-    has_pools: bool = False
     # Seconds of the host in a decode step, per running sequence of all replicas; not in `truth`.
     host_s_per_sequence: float = 0.0
     drafts: Drafts = NO_DRAFTS  # drafts that have compiled programs
@@ -99,8 +98,7 @@ class Machine:
         pages: Mapping[Split, int] = {
             split: rows[split][-1] * num_pages_for(longest, size) + 1 for split in self.splits
         }
-        if self.has_pools:
-            assert self.memory is not None, "pools need a size"
+        if self.memory is not None:
             pages = self.memory.pages
             size = self.memory.page_size
         return Shapes(self.buckets, pages, size, self.burst_steps, self.check_every, self.drafts)

@@ -270,9 +270,8 @@ def check_simulator(
         specs.buckets,
         specs.functions.burst_steps,
         specs.functions.check_every,
-        memory,
+        memory if has_pools else None,
         runs_ahead=engine.runs_ahead,
-        has_pools=has_pools,
     )
     simulated = replay(Workload(prompts, responses, 40), planner, machine)
     assert [(b.split, b.rows) for b in simulated.bursts] == [

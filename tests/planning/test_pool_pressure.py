@@ -201,7 +201,6 @@ class Scenario:
             CONFIG,
             capacity=CAPACITY,
             memory=self.memory,
-            has_pools=True,
         )
         responses = np.tile([480, 20, 20, 20], 8)
         self.workload = Workload(np.full(32, 10), responses, 480)

@@ -190,4 +190,4 @@ def with_pools(machine: Machine, pages: int) -> Machine:
         staging=1,
         ahead=machine.check_every,
     )
-    return replace(machine, memory=memory, has_pools=True)
+    return replace(machine, memory=memory)

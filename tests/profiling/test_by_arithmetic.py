@@ -21,7 +21,6 @@ from pat_jax.profiling.cross_compile.by_arithmetic import (
     by_arithmetic,
     check_room,
     nearest,
-    needs_of,
 )
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
@@ -42,7 +41,7 @@ def order(model: str = "llama-3.1-8b", target: str = "h100:8", layers: int = 0, 
 
 @pytest.mark.parametrize("model", PARAMETERS)
 def test_memory_is_weights_and_cache_by_arithmetic(model: str):
-    needs = needs_of(order(model))
+    needs = by_arithmetic(order(model)).alone
     assert needs.resident == pytest.approx(3 * 4 * PARAMETERS[model] / 8, rel=0.01)
     for split, weights in needs.weights.items():
         assert weights == pytest.approx(2 * PARAMETERS[model] / split.tp, rel=0.01)
@@ -58,7 +57,7 @@ def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
     assert [note for note in notes if note.startswith("28 query heads are padded to 32")]
     # Parameters of the model, and of a query and an output matrix for each of four heads in 28 layers.
     wanted = 2 * (7.616e9 + 28 * 2 * 4 * 128 * 3584)
-    assert needs_of(build.order).weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
+    assert build.alone.weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
 
 
 # Of eight devices, whose weights, moments, and gradients of two micro-batches are 4 bytes each.
@@ -79,19 +78,17 @@ def test_adapters_are_trained_on_a_base_of_two_bytes():
     rank, embed, layers = 16, 4096, 32
     outside = 4096 + 1024 + 1024 + 4096 + 3 * 14_336  # queries, keys, values, output, MLP
     adapters = layers * rank * (7 * embed // 8 + outside)
-    needs = needs_of(order(rank=rank))
+    needs = by_arithmetic(order(rank=rank)).alone
     base = 2 * PARAMETERS["llama-3.1-8b"] / 8
     assert needs.resident == pytest.approx(base + 3 * 4 * adapters, rel=0.01)
-    assert needs.resident < 0.3 * needs_of(order()).resident
+    assert needs.resident < 0.3 * by_arithmetic(order()).alone.resident
 
 
-def test_what_a_deep_model_needs_is_told_by_shallow_ones():
-    """Where memory is scarce the accounts of the whole model give the pool no more than those that
-    share it need, and a layout without room what it needs."""
-    asked = order(layers=6, device_memory_gib=7.0)
-    needs, build = needs_of(asked), by_arithmetic(asked)
-    memory, (first, second, *_) = build.memory, build.layouts
-    assert needs == build.alone and needs.weights == memory.weights
+def test_where_memory_is_scarce_a_pool_is_no_larger_than_layouts_need():
+    """Than those need that share it; a layout without room has what it needs."""
+    build = by_arithmetic(order(layers=6, device_memory_gib=7.0))
+    needs, memory, (first, second, *_) = build.alone, build.memory, build.layouts
+    assert needs.weights == memory.weights
     assert needs.held(first) > needs.usable > needs.held(second)
     pools = {split: max(needs.pool(second), needs.pool(split)) for split in build.layouts}
     assert pools == {split: memory.pool(split) for split in build.layouts}
@@ -100,15 +97,15 @@ def test_what_a_deep_model_needs_is_told_by_shallow_ones():
 
 
 def test_a_model_too_large_says_by_how_much():
-    asked = order("llama-3.1-70b")
+    build = by_arithmetic(order("llama-3.1-70b"))
     with pytest.raises(UserError) as caught:
-        check_room(asked, "llama-3.1-70b")
-    message, needs = str(caught.value), needs_of(asked)
+        check_room(build, "llama-3.1-70b")
+    message, needs = str(caught.value), build.alone
     assert "'llama-3.1-70b': no layout fits h100:8; dp1tp8, the smallest, needs" in message
     # 12 bytes of training and 2 / 8 of the policy for each of 70.6e9 parameters, a long response.
     expected = (12 + 2) * 70.6e9 / 8 + 25_600 * 320 * 1024 / 8
     assert needs.held(nearest(needs)) == pytest.approx(expected, rel=0.02)
-    lacking = needs.held(nearest(needs)) - 0.9 * asked.target.chip.memory_bytes
+    lacking = needs.held(nearest(needs)) - 0.9 * build.order.target.chip.memory_bytes
     assert f"{lacking / GIB:.3g} GiB more than the 71.2 that can be used" in message
     assert message.endswith(
         "can be used; take a larger --target, --train false, --weights int8 or a shorter --max_completion_length."

@@ -25,7 +25,7 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.composer import ONE, Composer
 from pat_jax.profiling.predict.expert_width import settled_width
@@ -89,7 +89,7 @@ def test_stored_weights_are_those_of_the_arrays_and_active_ones_those_of_a_token
 @pytest.mark.parametrize("name", HELD)
 def test_what_a_device_holds_is_an_eighth_of_the_experts_and_a_part_of_the_rest(name: str):
     """And of small things that each has: routers, and at TP8 copies of the four KV heads' weights."""
-    weights = needs_of(planned(name, "h200:8")).weights
+    weights = by_arithmetic(planned(name, "h200:8")).alone.weights
     assert [weights[split] / 1e9 for split in SPLITS] == pytest.approx(HELD[name], rel=0.011)
 
 

@@ -189,8 +189,7 @@ class TestBalance:
     def test_they_empty_a_bucket(self, scarce, workload, split, more):
         """Also where pages are scarce and sequences give theirs up."""
         machine = replace(make_machine(per_row=0.1, shift_per_token=0.01), splits=(split,))
-        machine = with_pools(machine, 13 + scarce + more * (scarce > 0))
-        machine = replace(machine, has_pools=scarce > 0)
-        planner = CostModelPlanner((split,), machine.truth, self.lengths, memory=machine.memory)
-        for move in replay(workload, planner, machine).balanced:
+        pooled = with_pools(machine, 13 + scarce + more * (scarce > 0))
+        planner = CostModelPlanner((split,), machine.truth, self.lengths, memory=pooled.memory)
+        for move in replay(workload, planner, pooled if scarce else machine).balanced:
             assert move.fullest[1] < move.fullest[0] and move.sequences > 0

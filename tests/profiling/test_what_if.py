@@ -54,7 +54,7 @@ def test_the_machine_has_the_buckets_that_are_needed():
     machine = machine_of(PROFILE, replace(AS_IT_IS, host_us=20))
     assert machine.host_s_per_sequence == pytest.approx(2e-5)
     assert machine.buckets.lengths == (64, 128) and machine.splits == SPLITS
-    assert machine.capacity == 16 and not machine.has_pools and machine.runs_ahead
+    assert machine.capacity == 16 and machine.memory is None and machine.runs_ahead
     assert unmeasured(PROFILE, machine) == ""
     assert machine.truth.decode_step(DP8, 2, 128) == LATENCY.decode_step(DP8, 2, 128)
     larger = machine_of(PROFILE, replace(AS_IT_IS, responses=64, cap=1000))

@@ -88,9 +88,7 @@ class SavedRun:
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
-        return read_kept(
-            path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
-        )
+        return read_kept(path, "its last rollout", partial(of_json, RolloutTrace))
 
     def plot(self, *names: str) -> Figure:
         """Draws metrics over the steps: those named, or the most important ones. Raises UserError
