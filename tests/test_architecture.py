@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "profiling.measure": f"{BELOW_THE_ENGINE} engine",
     "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
     "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.predict",
-    "profiling.doctor": f"{BELOW_THE_ENGINE} engine profiling.measure profiling.predict.targets profiling.cross_compile",
+    "profiling.doctor": f"{BELOW_THE_ENGINE} engine profiling.cross_compile",
     "profiling.capacity": f"{BELOW_THE_ENGINE} engine rl.batches.packing training profiling.simulate profiling.predict profiling.cross_compile",
     "run": f"{BELOW_THE_ENGINE} engine rl training",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",

@@ -6,19 +6,15 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pat_jax.commands.plan import model_of
 from pat_jax.commands.profile import check_writable
 from pat_jax.common.devices import Device, configure
-from pat_jax.models.config import ModelConfig
-from pat_jax.profiling.cross_compile.compile import installed
 from pat_jax.profiling.doctor.checks import (
     MODEL,
     devices_found,
-    kernels_compiled,
     kernels_found,
     links_found,
     switch_found,
@@ -26,7 +22,6 @@ from pat_jax.profiling.doctor.checks import (
 )
 from pat_jax.profiling.doctor.config import DoctorConfig
 from pat_jax.profiling.doctor.report import Examination, Finding, Report
-from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train
 from pat_jax.training.build import DTYPES
 
@@ -40,8 +35,6 @@ ADVICE = {
     "slower: report it with the file of --out",
     "switch": "pin one layout with --layout until this is found",
     "iteration": "run python -m pat_jax.train --model tiny --steps 1 and read the whole message",
-    "compiled": "plain operations replace such a kernel there, which is slower: report it with the file "
-    "of --out",
 }
 
 
@@ -51,30 +44,13 @@ def examine(
     hung: Callable[[Report], None],
     tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Examines this machine, or compiles the kernels for --target. `command` is the command line,
-    for the report; see `Examination` for `hung` and `tell`."""
+    """Examines this machine. `command` is the command line, for the report; see `Examination` for
+    `hung` and `tell`."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")
     examination = Examination(command, tell, hung, out, config.step_seconds)
     model = model_of(config.model)
-    return (_compiled if config.target else _examined)(config, model, examination)
-
-
-def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination) -> Report:
-    """Compiles the kernels for a machine that is not here."""
-    target = Target.parse(config.target)
-    installed(target)
-    configure(0)
-    compiled = partial(kernels_compiled, target, model, config.page_size, config.compute_dtype)
-    examination.look("compiled", compiled, ADVICE["compiled"])
-    return examination.finish(
-        f"every kernel of {config.model} compiles for {target}; none has been run. On such a machine run "
-        "python -m pat_jax.doctor without --target"
-    )
-
-
-def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> Report:
     devices: list[Device] = []
     dtype = DTYPES[config.compute_dtype]
 

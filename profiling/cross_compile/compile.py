@@ -157,7 +157,7 @@ def _compiled_once(
     target: Target, content: Mapping[str, Any], progress: Progress | None
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for line in answers(target, content):
+    for line in _answers(target, content):
         found.append(line["program"])
         if progress:
             last = CompiledProgram.from_json(line["program"])
@@ -166,13 +166,11 @@ def _compiled_once(
     return found
 
 
-def answers(
-    target: Target, content: Mapping[str, Any], program: str = "worker"
-) -> Iterator[dict[str, Any]]:
-    """Yields the answers of a child process to `content`, line by line. The child runs the module
-    `program` of this folder. Raises UserError if it refuses, or ends before it has answered
-    everything, and CompilerCrash if a signal has ended it."""
-    command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
+def _answers(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the answers of a child process, which runs `worker.py`, to `content`, line by line.
+    Raises UserError if it refuses, or ends before it has answered everything, and CompilerCrash if
+    a signal has ended it."""
+    command = [sys.executable, "-m", "pat_jax.profiling.cross_compile.worker"]
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as log,

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,15 +124,14 @@ def sentence_of(error: Exception) -> str:
     return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " …"
 
 
-def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
-    """Reads a request from standard input, and lets `answer` write lines to standard output."""
+def main() -> None:
     content = json.loads(sys.stdin.read())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)  # keeps what compilers print out of the answers
         try:
-            answer(content, lines)
+            _answer(content, lines)
         except UserError as error:
-            write_line(lines, refused=str(error))
+            _write_line(lines, refused=str(error))
 
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
@@ -145,7 +144,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     compiler = Compiler(Path(content["kept"]), machine, texts)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
-            write_line(lines, program=future.result().to_json(), jobs=len(jobs))
+            _write_line(lines, program=future.result().to_json(), jobs=len(jobs))
 
 
 def _reading() -> str:
@@ -154,10 +153,10 @@ def _reading() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def write_line(lines: TextIO, **content: Any) -> None:
+def _write_line(lines: TextIO, **content: Any) -> None:
     lines.write(json.dumps(content) + "\n")
     lines.flush()
 
 
 if __name__ == "__main__":
-    serve(_answer)
+    main()

@@ -7,10 +7,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from platform import python_version
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +32,8 @@ from pat_jax.planning.memory import GIB
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, Load
-from pat_jax.profiling.cross_compile.compile import answers, versions_of
+from pat_jax.profiling.cross_compile.compile import versions_of
 from pat_jax.profiling.doctor.report import Finding
-from pat_jax.profiling.predict.targets import Target
 from pat_jax.version import __version__
 
 SIZES = (2**12, 2**24)  # bytes of a device: few for the latency, many for the bandwidth
@@ -167,21 +164,6 @@ def kernels_found(
     names = ", ".join(dict.fromkeys(x.name for x in found))
     worst = max(x.error for x in found)
     return Finding(f"right: {names}, at worst by a share of {worst:.1g}", figures)
-
-
-def kernels_compiled(
-    target: Target, model: ModelConfig, page_size: int, dtype: Literal["float32", "bfloat16"]
-) -> Finding:
-    """Compiles every kernel for a machine that is not here, and runs none."""
-    asked = {"target": target.text, "model": asdict(model), "page_size": page_size, "dtype": dtype}
-    found = list(answers(target, asked, "kernel_worker"))
-    figures = {f"{x['name']}, {x['part']}": x["trouble"] for x in found}
-    wrong = [x for x in found if x["trouble"]]
-    if wrong:
-        trouble = "kernel {name!r} ({part}) {trouble}".format(**wrong[0])
-        return Finding(f"{trouble} for {target}", figures, trouble)
-    names = ", ".join(dict.fromkeys(x["name"] for x in found))
-    return Finding(f"{names}: compiled for {target}, not run", figures, "" if found else "none is")
 
 
 def switch_found(devices: Sequence[Device]) -> Finding:

@@ -26,17 +26,8 @@ class DoctorConfig(Options):
     """Data type in which the kernels are checked."""
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
-    target: str = ""
-    """A machine that you do not have, such as h100:8 or v5e:2x4. Its kernels are compiled by its
-    own compiler (install it with the extra `plan`), and nothing is run."""
     out: str = ""
     """JSON file for all results. If it is empty, none is written."""
     step_seconds: int = option(300, count(1, 86_400))
     """Maximum time in seconds for one part of the examination. A part that hangs, for example
     because of broken links, ends the examination."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.need(
-            "devices", not (self.target and self.devices), "0 with --target, which says how many"
-        )

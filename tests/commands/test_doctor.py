@@ -18,7 +18,6 @@ import pat_jax.doctor as command
 from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
 from pat_jax.common.run_command import run_command
-from pat_jax.engine.warm_up.kernel_cases import ROUTED
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor.checks import devices_found
 from pat_jax.profiling.doctor.report import Finding
@@ -126,8 +125,7 @@ def test_links_are_measured_for_every_degree():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "h100:8", "--devices", "2"], "--devices is 2: expected 0 with --target"),
-        (["--target", "h1000:8"], "expected one of"),
+        (["--target", "h100:8"], "option --target is not offered: python -m pat_jax.plan"),
         (["--model", "nothing"], "not a built-in shape"),
         (["--devices", "16"], "option --devices is 16: this machine has 8 cpu devices"),
         (["--out", "."], "report . cannot be written"),
@@ -150,17 +148,3 @@ def test_the_whole_examination_of_a_cpu(tmp_path: Path):
     assert [part["name"] for part in content["parts"]] == PARTS
     assert content["parts"][4]["figures"]["path"] == [["dp8tp1", "dp1tp8"], ["dp1tp8", "dp8tp1"]]
     assert content["parts"][5]["figures"]["train/grad_norm"] > 0
-
-
-@pytest.mark.cross_compile
-@pytest.mark.parametrize("target", ["h100:8", "v5e:2x4"])
-@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b"])
-def test_kernels_are_compiled_for_a_machine_that_is_not_here(target: str, model: str):
-    output = finish(start("--target", target, "--model", model, program=COMMAND))
-    # A compiler or a plug-in may have lines of its own.
-    (compiled,) = (line for line in output.splitlines() if line.startswith("ok    compiled"))
-    (verdict,) = (line for line in output.splitlines() if line.startswith("verdict: "))
-    names = ["decode", "prefill", "verify", "rows forward", "rows backward"]
-    names += [*ROUTED, "experts backward"] if model == "qwen3-30b-a3b" else []
-    assert f"{', '.join(names)}: compiled for" in compiled
-    assert f"compiles for {target}; none has been run" in verdict

@@ -1,6 +1,8 @@
 """Kernels that are broken on purpose, interpreted on a CPU: each is found, and replaced."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,10 @@ from pat_jax.engine.warm_up.kernel_cases import ROUTED, Part
 from pat_jax.engine.warm_up.kernel_check import Checked, check_kernels, usable_kernels
 from pat_jax.layout.chain import least_tp
 from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.profiling.cross_compile.compile import environment
+from pat_jax.profiling.predict.targets import Target
 
+WORKER = Path(__file__).parents[1] / "compiled_kernels.py"
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")
 
 
@@ -131,3 +136,20 @@ def test_kernels_of_a_model_with_other_processes_devices_are_checked_here(monkey
     layout = replace(least_tp(devices, QWEN3), kernels=INTERPRETED)
     found = usable_kernels([layout], QWEN3, page_size=8, dtype=jnp.dtype("float32"))
     assert found == INTERPRETED and looked == [jax.local_devices()[0]]
+
+
+@pytest.mark.cross_compile
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x4"])
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b"])
+def test_every_kernel_compiles_for_a_machine_that_is_not_here(target: str, model: str):
+    command = [sys.executable, str(WORKER), target, model]
+    done = subprocess.run(
+        command, env=environment(Target.parse(target)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = {"decode", "prefill", "verify", "rows forward", "rows backward"}
+    assert {name for name, _ in found} == names | (
+        OF_EXPERTS if model == "qwen3-30b-a3b" else set()
+    )
+    assert [trouble for _, trouble in found if trouble] == []
