@@ -158,7 +158,7 @@ def answer(
     host_us: float,
 ) -> Answer:
     draw = config.draw(responses, cap, config.num_generations)
-    series = Series(draw, config.rollouts, config.growth)
+    series = Series(draw, config.rollouts)
     numbers = drafter.drafts.num_draft_tokens
     what_if = WhatIf(
         responses,

@@ -146,8 +146,8 @@ class RolePasses:
 
     @cached_property
     def times(self) -> UpdateTimes:
-        target = self.built.order.target
-        return UpdateTimes(Composer(ModelledKernels(target, sums="nccl"), self.model), target)
+        kernels = ModelledKernels(self.built.order.target, sums="nccl")
+        return UpdateTimes(Composer(kernels, self.model))
 
     def predictions(self, packed: Packed) -> Seconds:
         """Returns the seconds of one forward pass over all micro-batches."""

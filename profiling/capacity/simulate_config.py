@@ -9,7 +9,6 @@ from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, RESPONSES, ROLLOUTS, TOKENS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
-MOST_GROWTH = 20  # of the logarithm of lengths, over all rollouts
 WHOLE = r"[1-9]\d{0,9}"
 NUMBER = r"\d{1,9}(\.\d{1,20})?"
 
@@ -52,17 +51,8 @@ class SimulateConfig(ReplayOptions):
     """Maximum number of decode steps in one burst. After each burst the planner plans again."""
     check_every: int = option(16, TOKENS)
     """Decode steps between two checks, on the device, of whether a burst should end early."""
-    growth: float = 0.0
-    """Growth of the logarithm of response lengths from one rollout to the next; 0.02 doubles the
-    lengths in 35 rollouts."""
     out: str = ""
     """JSON file for all results. If it is empty, none is written."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
-        expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
-        self.need("growth", growth, expected)
 
     def cases(self) -> Iterator[tuple[int, int, float]]:
         """Yields (responses, cap, host microseconds) of each combination to replay."""

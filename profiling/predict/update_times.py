@@ -15,9 +15,8 @@ from typing import Self
 
 from pat_jax.layout.exchange import LINK_SHARE
 from pat_jax.profiling.predict.composer import ONE, Composer
-from pat_jax.profiling.predict.links import added, links_of
+from pat_jax.profiling.predict.links import HostLinks, TorusLinks, added
 from pat_jax.profiling.predict.model_sizes import active_weights
-from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Work
 
 # Share of the peak that kernels of training attention reach. Those of GPUs are built like
@@ -52,13 +51,15 @@ class Seconds:
         return Seconds(*(factor * x for x in astuple(self)))
 
 
+@dataclass(frozen=True)
 class UpdateTimes:
     """Predicts seconds of an update's programs, for one model on one target."""
 
-    def __init__(self, composer: Composer, target: Target):
-        """`composer` has the kernels of bfloat16 weights, which an update multiplies with."""
-        self.composer = composer
-        self.links = links_of(target, "nccl")
+    composer: Composer  # with kernels of bfloat16 weights, and sums by NCCL
+
+    @property
+    def links(self) -> HostLinks | TorusLinks:
+        return self.composer.kernels.links
 
     def seconds(self, work: Work, tokens: int = 1) -> Seconds:
         """Returns the seconds of `work`, whose products are over `tokens` tokens of a device."""

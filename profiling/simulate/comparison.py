@@ -91,13 +91,12 @@ class Comparison:
 class Series:
     """Rollouts that follow one another."""
 
-    draw: Draw  # of the first rollout
+    draw: Draw  # of all; each has another seed
     rollouts: int = 1
-    growth: float = 0.0  # increase of the logarithm of lengths from one rollout to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
         """Returns the workload of rollout `number`; -1 is the one before, known to the planner."""
-        return lengths.draw(self.draw.later(number, self.growth))
+        return lengths.draw(replace(self.draw, seed=self.draw.seed + 1 + number))
 
 
 def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Comparison:

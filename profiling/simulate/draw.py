@@ -1,7 +1,6 @@
 """The parameters by which the prompt and response lengths of a rollout are drawn."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 CORRELATION = 0.3  # default correlation of the lengths of two samples of a prompt
 
@@ -17,9 +16,3 @@ class Draw:
     scale: float = 1.0  # lengths are this many times what the distribution says, before the cut
     prompt_tokens: int = 256  # length of every prompt, if the distribution has no prompts
     seed: int = 0
-
-    def later(self, number: int, growth: float) -> "Draw":
-        """Returns the draw of rollout `number`, if log lengths grow by `growth` in each."""
-        return replace(
-            self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
-        )

@@ -50,17 +50,16 @@ def test_every_question_is_answered(command, profile: Path, tmp_path: Path):
     assert "extrapolated, for nothing like it was measured: dp4tp2 beyond 8 rows" in printed
 
 
-def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: Path):
+def test_rollouts_follow_one_another(command, profile: Path, tmp_path: Path):
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("output_tokens\n" + "\n".join(map(str, range(8, 40))))
     out = tmp_path / "answers.json"
     printed = command(
         *("--profile", str(profile), "--lengths", str(lengths), "--out", str(out)),
-        *("--rollouts", "3", "--growth", "0.3", *OPTIONS, "--responses", "64"),
+        *("--rollouts", "3", *OPTIONS, "--responses", "64"),
     )
     (answer,) = json.loads(out.read_text())["answers"]
-    tokens = answer["tokens"]
-    assert tokens[0] < tokens[1] < tokens[2] < 2 * 1.1 * tokens[0]
+    assert len(set(answer["tokens"])) == 3  # other responses in each
     assert len(answer["systems"][0]["total_s"]) == 3 and "rollout  tokens" in printed
 
 

@@ -139,13 +139,10 @@ def test_an_equal_draw_is_the_same_and_another_seed_has_other_prompts():
     assert (np.bincount(one.prompt_id - one.prompt_id.min()) == 8).all()
 
 
-def test_lengths_grow_and_are_cut():
+def test_lengths_are_scaled_and_cut():
     lengths, draw = ResponseLengths.built_in("reasoning"), Draw(4096, 16_384, 1)
-    before, after = (
-        lengths.draw(replace(draw.later(number, growth=0.1), seed=0)).responses for number in (0, 5)
-    )
-    grown = np.minimum(before * np.exp(0.5), 16_384)
-    np.testing.assert_allclose(after, grown, atol=1.5)
+    before, after = (lengths.draw(replace(draw, scale=scale)).responses for scale in (1.0, 1.6))
+    np.testing.assert_allclose(after, np.minimum(1.6 * before, 16_384), atol=1.5)
     assert after.max() == 16_384
 
 
