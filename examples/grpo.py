@@ -21,6 +21,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import group_advantages
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Rollout
+from pat_jax.rl.data.epochs import START
 from pat_jax.run.generation import Generator
 from pat_jax.run.roles.role_params import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
@@ -67,11 +68,12 @@ def train(config: RunConfig) -> list[float]:
         text = task.tokenizer.decode(rollout.tokens.tolist())
         return reward(rollout.prompt.text, text)
 
+    at = START
     means = []
     for step in range(config.steps):
         # Draw prompts and generate a group of responses to each with the newest policy. Between two
         # bursts of decode steps the planner may change the layout.
-        prompts = task.train.batch(step, config.rollout.prompts_per_step)
+        prompts, at = task.train.draw(at, config.rollout.prompts_per_step)
         generator.load(state.params)
         groups, report = generator.rollout(prompts, step, lambda place, rollout: None)
         generator.release()  # the update has the devices' memory to itself

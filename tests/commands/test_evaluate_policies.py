@@ -28,8 +28,9 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.checkpoints.side_files import as_bytes
 from pat_jax.run.results.session import SessionSetup
-from pat_jax.run.start.exit_head_state import FOLDER, as_bytes
+from pat_jax.run.start.exit_head_state import FOLDER
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 
@@ -122,7 +123,7 @@ def test_first_layers_draft_with_what_the_run_has_learned(
     (run / "config.yaml").write_text(dump(parse([*options, "--data", data, "--run_dir", str(run)])))
     path = run / FOLDER / "step-4.bin"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(as_bytes(1, {".params": head}))
+    path.write_bytes(as_bytes({".params": head, "layer": np.asarray(1)}))
     assert (drafting(monkeypatch, tmp_path, folder, who, layer=1) == head).all()
     assert str(path) not in capsys.readouterr().err + caplog.text
     path.unlink()

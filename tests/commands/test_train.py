@@ -120,7 +120,7 @@ def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
 def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str]):
     run_dir, _ = finished
     again = parse(["--config", str(run_dir / "config.yaml")])
-    settled = ["--roles.rest", "device"]
+    settled = ["--roles.rest", "device", "--remat", "none"]
     assert again == parse([*TINY, *SHOWN, *settled, "--run_dir", str(run_dir)])
     assert dump(again) == (run_dir / "config.yaml").read_text()
 

@@ -112,7 +112,7 @@ def test_kernels_of_every_platform_keep_as_much(platform: str):
 
 @pytest.mark.parametrize("config", [RunConfig, SftConfig])
 def test_options_name_these_policies(config: type):
-    assert sorted(get_args(get_type_hints(config)["remat"])) == sorted([*POLICIES, NONE])
+    assert sorted(get_args(get_type_hints(config)["remat"])) == sorted(["auto", *POLICIES, NONE])
 
 
 LAYERS, LOOPS = 3, 13

@@ -161,5 +161,6 @@ def test_nothing_is_said_where_it_cannot_help():
     assert told("--target a40:2x8 --model qwen3-8b") == []
     # Nor for its largest micro-batch.
     large = "--target h100:2x4@100 --model qwen3-8b --optimizer.offload true --responses 512"
+    large += " --remat full"
     assert told(f"{large} --tokens_per_micro_batch 1048576") == []
     assert told(f"{large} --tokens_per_micro_batch 131072") != []

@@ -38,7 +38,7 @@ DISTILL = ["--algorithm.name", "distill", "--teacher.model", "t"]
 
 def config_of(*options: str) -> RunConfig:
     words = [*TINY, "--compute_dtype", "float32", "--rollout.temperature", str(TEMPERATURE)]
-    return parse([*words, "--run_dir", "unused", *options])
+    return parse([*words, "--run_dir", "unused", "--remat", "full", *options])
 
 
 def built(
