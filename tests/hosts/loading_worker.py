@@ -18,6 +18,7 @@ from pat_jax.common.devices import configure
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.options.declared import Options
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_export import attend, export
@@ -28,7 +29,7 @@ from pat_jax.models.policy import Policy
 
 
 @dataclass(frozen=True)
-class Options:
+class Asked(Options):
     """What is loaded, and where it goes."""
 
     source: str = ""
@@ -39,7 +40,7 @@ class Options:
 
 
 def main() -> None:
-    options = parse(sys.argv[1:], Options, presets=None)
+    options = parse(sys.argv[1:], Asked, presets=None)
     join(options.distributed)
     configure(4)
     source, out, index = Path(options.source), Path(options.out), process_group().index

@@ -13,12 +13,13 @@ from pat_jax.common.devices import configure
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.options.declared import Options
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 
 
 @dataclass(frozen=True)
-class Options:
+class Asked(Options):
     """Runs of PPO."""
 
     runs: str = ""
@@ -33,7 +34,7 @@ class Options:
 
 
 def main() -> None:
-    options = parse(sys.argv[1:], Options, presets=None)
+    options = parse(sys.argv[1:], Asked, presets=None)
     join(options.distributed)
     configure(options.devices)
     from placed_runs import ended

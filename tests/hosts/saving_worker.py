@@ -20,6 +20,7 @@ from pat_jax.common.hosts import waiting
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.options.declared import Options
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
@@ -33,7 +34,7 @@ waiting.TROUBLE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Asked(Options):
     """What goes wrong."""
 
     directory: str = ""
@@ -71,7 +72,7 @@ def spoil(fault: str) -> None:
 
 
 def main() -> None:
-    options = parse(sys.argv[1:], Options, presets=None)
+    options = parse(sys.argv[1:], Asked, presets=None)
     join(options.distributed)
     configure(2)
     if str(process_group().index) in options.at.split(","):
