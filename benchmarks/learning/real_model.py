@@ -4,16 +4,17 @@
     python -m benchmarks.learning.real_model --model REAL/smollm2 --trl ENV/bin/python \
         --out benchmarks/results/real_model_cpu2.json
 
-SmolLM2-135M-Instruct learns to answer sums of two numbers below thirty with the number and nothing else
-(`turns_reward.sums`). Both systems have the same weights, problems, prompts (the model's chat template),
-reward function, batch, number of steps, learning rate, and their own defaults otherwise; both train all
-parameters in float32. They run in processes of their own, one step each by turns, so that their seconds
+SmolLM2-135M-Instruct learns to add two numbers below thirty (`turns_reward.sums`). Three sums with their
+answers precede each problem, as text without a chat template: as a chat the model adds nothing rightly,
+so that there is nothing to reinforce. Both systems have the same weights, problems, reward function, batch,
+number of steps, learning rate, and their own defaults otherwise; both train all parameters in float32. They run in processes of their own, one step each by turns, so that their seconds
 are comparable. The problems held back are answered greedily by the model as it was and by what each
 system made of it.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ from pat_jax.common.devices import configure
 BELOW = 30  # both numbers of a sum
 HELD_BACK = 140  # problems
 SPAN = 5  # steps of a moving average
-RESPONSE = 8  # tokens at most
+EXAMPLES = "2 + 5 = 7\n11 + 4 = 15\n8 + 9 = 17\n"  # before each problem
+RESPONSE = 4  # tokens at most
 LAST = 20  # steps whose mean reward is a system's outcome
 REWARD = PEERS / "turns_reward.py"
 
@@ -46,16 +48,21 @@ class Training(Iteration):
 
 
 def write_problems(folder: Path) -> tuple[Path, Path]:
-    """Files of chats to learn from, and of those held back, the same for every seed."""
+    """Files of problems to learn from, and of those held back, the same for every seed."""
     pairs = [(a, b) for a in range(1, BELOW) for b in range(1, BELOW)]
     rows = []
     for a, b in np.random.default_rng(0).permutation(pairs).tolist():
-        question = f"What is {a} + {b}? Answer with the number only."
-        rows.append({"prompt": [{"role": "user", "content": question}], "answer": str(a + b)})
+        rows.append({"prompt": f"{EXAMPLES}{a} + {b} =", "answer": str(a + b)})
     files = folder / "train.jsonl", folder / "held_back.jsonl"
     for file, part in zip(files, (rows[HELD_BACK:], rows[:HELD_BACK]), strict=True):
         file.write_text("\n".join(map(json.dumps, part)))
     return files
+
+
+def without_template(model: Path, folder: Path) -> str:
+    """A copy of a model whose prompts are no chats."""
+    ignored = shutil.ignore_patterns("chat_template*")
+    return str(shutil.copytree(model, folder / "model", ignore=ignored))
 
 
 def accuracy(model: str, held_back: Path, out: Path) -> float:
@@ -73,13 +80,13 @@ def accuracy(model: str, held_back: Path, out: Path) -> float:
     return float(np.mean([response["reward"] == 1 for response in responses]))
 
 
-def trained(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, dict]:
+def trained(args: argparse.Namespace, model: str, seed: int, folder: Path) -> dict[str, dict]:
     """Rewards and seconds of every step of each system, and its accuracy afterwards."""
     data, held_back = write_problems(folder)
     saves = {name: folder / f"{name}_model" for name in ("pat_jax", "trl")}
     ours, theirs = (
         Training(
-            model=args.model,
+            model=model,
             data=str(data),
             prompts=4,
             generations=8,
@@ -145,23 +152,26 @@ def summary(seeds: dict[int, dict[str, dict]]) -> dict[str, dict]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--model", required=True, help="directory of SmolLM2-135M-Instruct")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="directory of SmolLM2-135M-Instruct"
+    )
     parser.add_argument("--trl", type=Path, required=True, help="Python with torch and trl")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     about = machine(configure(1))
     seeds = {}
     with tempfile.TemporaryDirectory() as name:
+        model = without_template(args.model, Path(name))
         (folder := Path(name, "before")).mkdir()
-        before = accuracy(args.model, write_problems(folder)[1], folder / "results")
-    for seed in args.seeds:
-        with tempfile.TemporaryDirectory() as name:
-            seeds[seed] = trained(args, seed, Path(name))
-        # After each seed, so that hours are not lost.
-        found = summary(seeds) if len(seeds) > 1 else {}
-        about_runs = {"accuracy_before": before, "summary": found, "seeds": seeds}
-        write(args.out, {"machine": about, **about_runs})
+        before = accuracy(model, write_problems(folder)[1], folder / "results")
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as own:
+                seeds[seed] = trained(args, model, seed, Path(own))
+            # After each seed, so that hours are not lost.
+            found = summary(seeds) if len(seeds) > 1 else {}
+            about_runs = {"accuracy_before": before, "summary": found, "seeds": seeds}
+            write(args.out, {"machine": about, **about_runs})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 that advantages are not zero. `sums` is that of `real_model.py`.
 """
 
+import re
+
 
 def even_tokens(completions, **columns):
     """Share of tokens with an even number, of texts as "3 17 5"."""
@@ -12,13 +14,6 @@ def even_tokens(completions, **columns):
 
 
 def sums(completions, answer, **columns):
-    """Half for the share of digits among a response's characters, half for how near a response that is a
-    number comes to the right one. Responses are messages, as in TRL's examples."""
-    texts = [messages[0]["content"].strip() for messages in completions]
-    return [_score(text, int(right)) for text, right in zip(texts, answer, strict=True)]
-
-
-def _score(text, right):
-    digits = sum(map(str.isdigit, text)) / max(1, len(text))
-    number = int(text) if text.isascii() and text.isdecimal() else 0
-    return 0.5 * digits + 0.5 * max(0.0, 1 - abs(number - right) / right)
+    """1 if the number with which a response begins is the right one, else 0."""
+    found = [re.match(r" *(\d+)", text) for text in completions]
+    return [float(x is not None and x[1] == right) for x, right in zip(found, answer, strict=True)]
