@@ -27,7 +27,8 @@ def tabled_roles(
     """The policy, its critic and its reference, in `layout` unless another one is given.
 
     The critic is a model of its own where its shape is given."""
-    table, models = role_table(config, layout.platform), []
+    table = [role.with_remat("full") for role in role_table(config, layout.platform)]
+    models = []
     for role in table:
         where = reference or layout if role.name == REFERENCE else layout
         own = Policy.from_config(replace(policy.config, head=role.head))
