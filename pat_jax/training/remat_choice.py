@@ -53,13 +53,15 @@ def settled_remat(asked: Remat, roles: Roles, limit: float) -> tuple[Remat, str]
 def update_bytes(roles: Roles, trainer: Trainer, form: Remat) -> int:
     """Returns the bytes of a device that are taken by gradients of the largest micro-batch."""
     model = roles.models[trainer.title]
+    whole = kept_bytes(model, trainer, "none")
+    kept = whole if form == "none" else kept_bytes(model, trainer, form)
     # A layer's backward pass has all of the layer's values, whatever was kept of them.
-    of_a_layer = kept_bytes(model, trainer, "none") // model.policy.config.num_layers
+    of_a_layer = whole // model.policy.config.num_layers
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     return (
         resident_bytes(trainer)
         + 2 * gradients
-        + kept_bytes(model, trainer, form)
+        + kept
         + of_a_layer
         + LOGIT_COPIES * _logit_bytes(model, trainer)
     )
