@@ -46,6 +46,7 @@ CONFIG = RunConfig(
         tokens_per_micro_batch=8 * LENGTH,
     ),
     compute_dtype="bfloat16",
+    remat="full",
 )
 OTHERS = {"critic": SCALAR, "reward model": replace(SCALAR, num_layers=2)}
 
