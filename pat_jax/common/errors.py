@@ -1,6 +1,8 @@
 """UserError, the one exception whose message is for the user, and helpers for its text."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 # Control characters except for tab and line feed, those that change the direction of text, line
 # separators that terminals do not know, and half surrogate pairs, which no file takes.
@@ -30,6 +32,29 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it
         return [f"error: {printable(str(self))}"]
+
+
+class UserErrors(UserError):
+    """Several mistakes of one kind: a line about all, and below it the sentence of each."""
+
+    def __init__(self, line: str, errors: Sequence[UserError]):
+        super().__init__(line)
+        self._errors = errors
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *map(str, self._errors)])
+
+
+@contextmanager
+def together(line: str) -> Iterator[list[UserError]]:
+    """While entered, collects errors in the list that it gives; then raises one of all of them, with
+    `line` behind their number, if there are any."""
+    errors: list[UserError] = []
+    yield errors
+    if len(errors) > 1:
+        raise UserErrors(f"{len(errors)} {line}", errors)
+    if errors:
+        raise errors[0]
 
 
 def shown(value: object) -> str:

@@ -104,6 +104,13 @@ class AnyRun(UpdateOptions, OnDevices):
         return self.lora.is_on
 
     @property
+    def exported(self) -> str:
+        """What is written to --checkpoint.export_dir, for the user."""
+        if self.lora.export == "adapter":
+            return f"the adapters of the {self.TRAINED}, in PEFT's format"
+        return f"the {self.TRAINED} as a Hugging Face directory"
+
+    @property
     def export_dirs(self) -> dict[str, str]:
         """The folder to which each trained role's model is written, by role; "" for no export."""
         return {"policy": self.checkpoint.export_dir}

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from pat_jax.common.bars import note
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, together
 from pat_jax.common.options.declared import (
     Option,
     build,
@@ -22,7 +22,7 @@ from pat_jax.common.options.declared import (
 )
 from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
-from pat_jax.common.options.names import no_option, resolved, twice
+from pat_jax.common.options.names import UNKNOWN, no_option, resolved, twice
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.models.presets import PRESETS as SHAPES
@@ -152,32 +152,51 @@ def _sources(presets: Path | None) -> dict[str, Option]:
 
 
 def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the full name of each option in `argv`, and the texts of its values."""
-    rest = list(argv)
+    """Yields the full name of each option in `argv`, and the texts of its values. Then raises
+    UserError about the words that are no options, if there are any."""
     given: dict[str, tuple[str, list[str]]] = {}
+    with together(UNKNOWN) as errors:
+        for name, option, texts in _options(list(argv), options, errors):
+            if not texts:
+                raise UserError(f"option --{name} has no value: expected {option.expected}.")
+            before, others = given.setdefault(option.name, (name, texts))
+            if {before, name} - options.keys() and before != name and others != texts:
+                raise twice(f"--{before} {shlex.join(others)}", f"--{name} {shlex.join(texts)}")
+            yield option.name, texts
+
+
+def _options(
+    rest: list[str], options: Mapping[str, Option], errors: list[UserError]
+) -> Iterator[tuple[str, Option, list[str]]]:
+    """Yields each option, the name that it is given by, and its values; appends to `errors` what is
+    wrong with other words."""
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--"):
-            raise no_option(word, options)
-        name, has_value, text = word[2:].partition("=")
+        name, has_value, text = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        option = options[resolved(name, options)]
-        texts = [text] if has_value else _take_values(rest, option)
-        if not texts:
-            raise UserError(f"option --{name} has no value: expected {option.expected}.")
-        before, others = given.setdefault(option.name, (name, texts))
-        if {before, name} - options.keys() and before != name and others != texts:
-            raise twice(f"--{before} {shlex.join(others)}", f"--{name} {shlex.join(texts)}")
-        yield option.name, texts
+        try:
+            if not word.startswith("--"):
+                raise no_option(word, options)
+            option = options[resolved(name, options)]
+        except UserError as error:
+            errors.append(error)
+            if word.startswith("--") and not has_value:
+                rest[: _count(rest)] = []
+            continue
+        yield name, option, [text] if has_value else _take_values(rest, option)
 
 
 def _take_values(rest: list[str], option: Option) -> list[str]:
     """Removes the option's values from the front of `rest`, and returns them."""
-    end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
-    count = end if option.takes_many else min(end, 1)
+    count = _count(rest) if option.takes_many else min(_count(rest), 1)
     values = rest[:count]
     rest[:count] = []
     return ["true"] if option.kind is bool and not values else values
+
+
+def _count(rest: Sequence[str]) -> int:
+    """Returns how many words are before the next option."""
+    return next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
 
 
 def _gives_way(name: str, of_preset: Setting | None) -> bool:

@@ -15,10 +15,18 @@ from typing import Any
 
 import yaml
 
-from pat_jax.common.errors import UserError, shown
+from pat_jax.common.errors import UserError, shown, together
 from pat_jax.common.options.declared import NONE_OF_MANY, Option, named, options_of
 from pat_jax.common.options.files import preset_names
-from pat_jax.common.options.names import OF_POLICY, looked_up, meant, resolved, twice, use_of
+from pat_jax.common.options.names import (
+    OF_POLICY,
+    UNKNOWN,
+    looked_up,
+    meant,
+    resolved,
+    twice,
+    use_of,
+)
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.run import RunConfig
@@ -66,8 +74,7 @@ def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list
 
 def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[str]:
     given: dict[str, tuple[str, object]] = {}
-    for name, value in _flat(options, "", known):
-        ours = _resolved(name, value, known)
+    for name, ours, value in _answered(options, known):
         ours = known[ours].name if ours in known else ours  # of `data`: data.files
         before, other = given.setdefault(ours, (name, value))
         if {before, name} - known.keys() and before != name and other != value:
@@ -82,6 +89,21 @@ def _words(options: Mapping[str, Any], known: Mapping[str, Option]) -> Iterator[
             yield from [f"--{ours}", *texts] if len(texts) > 1 else [f"--{ours}={one}"]
         else:
             yield f"--{ours}={_text(ours, value)}"
+
+
+def _answered(
+    options: Mapping[str, Any], known: Mapping[str, Option]
+) -> list[tuple[str, str, object]]:
+    """Returns each option as it is named, its full name and its value. Raises UserError about all
+    that are not known."""
+    found = []
+    with together(UNKNOWN) as errors:
+        for name, value in _flat(options, "", known):
+            try:
+                found.append((name, _resolved(name, value, known), value))
+            except UserError as error:
+                errors.append(error)
+    return found
 
 
 def _flat(

@@ -267,25 +267,3 @@ def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
         ("top_k", rollout.top_k != 1, "0 or at least 2"),
     ):
         require(is_valid, f"rollout.{name}", getattr(rollout, name), f"{expected} {why}")
-
-
-def learning_notes(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[str]:
-    """Returns sentences for the user about effects of options that their names do not tell."""
-    notes = []
-    if rollout.top_p < 1 or rollout.top_k:
-        notes.append(
-            f"note: --rollout.top_p {rollout.top_p:g} --rollout.top_k {rollout.top_k}: responses are drawn "
-            "from a part of the policy's distribution, but the loss is of the whole one, which they "
-            "are no exact samples of; ratios and train/behavior_gap are of the whole one"
-        )
-    if (
-        algorithm.baseline == "group"
-        and algorithm.scale_rewards == "none"
-        and not algorithm.whiten_advantages
-        and algorithm.loss_aggregation != "constant"
-    ):
-        notes.append(
-            f"note: --algorithm.scale_rewards none with --algorithm.loss_aggregation "
-            f"{algorithm.loss_aggregation} is not Dr. GRPO, which takes constant"
-        )
-    return notes

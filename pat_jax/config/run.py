@@ -20,7 +20,6 @@ from pat_jax.config.learning import (
     AlgorithmConfig,
     WarmStartConfig,
     check_signal,
-    learning_notes,
 )
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
@@ -227,9 +226,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return self.algorithm.dynamic_sampling if self.train else 0
 
     @property
-    def learning_notes(self) -> list[str]:
-        """Sentences for the user about effects of these options on learning."""
-        return learning_notes(self.rollout, self.algorithm) if self.train else []
+    def sampling_note(self) -> str:
+        """A sentence for the user if responses that train are no samples of the policy, else ""."""
+        top_p, top_k = self.rollout.top_p, self.rollout.top_k
+        if not self.train or (top_p == 1 and not top_k):
+            return ""
+        return (
+            f"note: --rollout.top_p {top_p:g} --rollout.top_k {top_k}: responses are drawn from a part of the "
+            "policy's distribution, but the loss is of the whole one, which they are no exact samples "
+            "of; ratios and train/behavior_gap are of the whole one"
+        )
 
     def _check_split(self) -> None:
         """Raises OptionError if an option excludes `--placement split`."""

@@ -84,8 +84,7 @@ class _Read(Splits[Prompt]):
     @property
     def unusable(self) -> str:
         places = self.report.without_answer
-        first = f" (the first: {places[0]})" if places else ""
-        return f", {len(places):,} without an answer{first}"
+        return f", {len(places):,} without an answer (the first: {places[0]})" if places else ""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ def test_the_lists_are_whole():
     assert counts == {
         "TRL 1.16.0": 360,
         "transformers 5.24.0, the base of TRL's": 114,
+        "PEFT 0.21.2": 42,
         "verl 0.9.1": 898,
         "OpenRLHF 0.11.2": 405,
         "vLLM 0.33.0": 297,
@@ -298,6 +299,34 @@ def test_a_word_of_verl_is_translated(word: str, written: str):
 )
 def test_a_word_without_an_option_of_ours_is_answered(word: str, sentence: str):
     assert mistake(word).startswith(sentence)
+
+
+AT_ONCE = {"output_dir": "out", "use_vllm": True, "r": 8}
+
+
+def typed(tmp_path: Path):
+    cli.parse([f"--{name}={value}" for name, value in AT_ONCE.items()])
+
+
+def pasted(tmp_path: Path):
+    cli.parse(["trainer.nnodes=2", "rollout.n=8", "--model", "m", "--r", "8", "9"])
+
+
+def called(tmp_path: Path):
+    words(None, AT_ONCE)
+
+
+def in_a_file(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text(yaml.dump(AT_ONCE))
+    cli.parse(["--config", str(tmp_path / "run.yaml")])
+
+
+@pytest.mark.parametrize("give", [typed, pasted, called, in_a_file])
+def test_all_names_that_are_none_of_ours_are_answered_at_once(give, tmp_path: Path):
+    with pytest.raises(UserError) as caught:
+        give(tmp_path)
+    first, *lines = str(caught.value).split("\n")
+    assert re.match("3 names", first) and len(lines) == 3
 
 
 def test_from_python_no_answer_has_words_of_the_command_line():

@@ -21,23 +21,14 @@ def test_responses_that_cannot_differ_are_refused_where_something_is_trained(opt
     with pytest.raises(OptionError, match=output) as error:
         RunConfig(rollout=rollout)
     assert "an advantage compares the responses to one prompt." in str(error.value)
-    assert RunConfig(rollout=rollout, train=False).learning_notes == []
+    assert RunConfig(rollout=rollout, train=False).sampling_note == ""
     RunConfig(rollout=rollout, steps=0)
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 50}])
 def test_training_on_a_part_of_the_distribution_is_said(options):
-    (note,) = RunConfig(rollout=RolloutConfig(**options)).learning_notes
+    note = RunConfig(rollout=RolloutConfig(**options)).sampling_note
     assert "drawn from a part of the policy's distribution" in note and "\n" not in note
-
-
-def test_half_of_dr_grpo_is_said():
-    def notes(**options) -> list[str]:
-        return RunConfig(algorithm=AlgorithmConfig(**options)).learning_notes
-
-    (note,) = notes(scale_rewards="none")
-    assert "loss_aggregation token is not Dr. GRPO, which takes constant" in note
-    assert notes(scale_rewards="none", loss_aggregation="constant") == notes() == []
 
 
 def parsed(tmp_path, *words: str, **files: str) -> AlgorithmConfig:

@@ -159,7 +159,7 @@ def test_rows_that_pad_the_vocabulary_are_no_parameters():
 def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
     def output(export_dir: str = "") -> list[str]:
         seconds = {"compile_s": 61.23, "total_s": 3 * 3600 + 120}
-        return closing(tmp_path, export_dir, "policy", **seconds).splitlines()
+        return closing(tmp_path, export_dir, "the critic", **seconds).splitlines()
 
     (tmp_path / "config.yaml").touch()
     assert output() == [
@@ -176,4 +176,4 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
         "checkpoints of step 9 and 10"
     ]
     export.mkdir()
-    assert output(str(export))[2:] == [f"in {export}: the policy as a Hugging Face directory"]
+    assert output(str(export))[2:] == [f"in {export}: the critic"]

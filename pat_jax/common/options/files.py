@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, together
 from pat_jax.common.options.declared import Option
-from pat_jax.common.options.names import of_today, resolved
+from pat_jax.common.options.names import UNKNOWN, of_today, resolved
 from pat_jax.common.rules import OptionError
 
 
@@ -51,7 +51,8 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        found = list(_walk(root, "", title, options)) if root else []
+        with together(UNKNOWN) as errors:
+            found = list(_walk(root, "", title, options, errors)) if root else []
     except OSError as error:
         raise UserError(f"cannot read {title}: {error.strerror}.") from None
     except yaml.MarkedYAMLError as error:
@@ -69,8 +70,13 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
 
 
 def _walk(
-    node: yaml.Node, prefix: str, title: str, options: Mapping[str, Option]
+    node: yaml.Node,
+    prefix: str,
+    title: str,
+    options: Mapping[str, Option],
+    errors: list[UserError],
 ) -> Iterator[tuple[str, Setting]]:
+    """Yields the options of a mapping, and appends to `errors` what is wrong with other names."""
     line = f" in {title}, line {node.start_mark.line + 1}"
     if _is_null(node):
         return
@@ -82,11 +88,15 @@ def _walk(
         is_section = any(option.startswith(f"{name}.") for option in options)
         is_short = name in options and not isinstance(value, yaml.MappingNode)
         if is_section and (_is_null(value) or not is_short):
-            yield from _walk(value, f"{name}.", title, options)
+            yield from _walk(value, f"{name}.", title, options, errors)
         elif of_today(name, _plain(value)) is None:
             continue
         else:
-            option = options[resolved(name, options, where)]
+            try:
+                option = options[resolved(name, options, where)]
+            except UserError as error:
+                errors.append(error)
+                continue
             yield option.name, Setting(_texts(value, option, where), where)
 
 

@@ -24,6 +24,7 @@ _ANSWERS = [
     for one in _TABLE[section]
 ]
 _LEAVE_OUT = "is not offered here: leave it out (see --help)."
+UNKNOWN = "names are no options here, or have another name:"  # a line about several
 _OPTION = re.compile(r"--(\w+(?:\.\w+)*)(?:=(\S*\w))?")  # of an answer, with a value or without
 _NEARLY = 0.8  # the least similarity of a mistake of typing
 

@@ -59,17 +59,17 @@ def introduction(
 
 
 def closing(
-    folder: Path, export_dir: str, trained: str, *, compile_s: float, total_s: float
+    folder: Path, export_dir: str, exported: str, *, compile_s: float, total_s: float
 ) -> str:
     """Returns lines with the seconds of the run and of compilation, and the files it has left. What
-    was `trained` is in `export_dir`, unless that is empty."""
+    it has `exported` is in `export_dir`, unless that is empty."""
     names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
     if steps := [path.name for path in checkpoints_in(folder / CHECKPOINTS)]:
         names.append(f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(steps)}")
     lines = [f"whole run {_duration(total_s)}, {_duration(compile_s)} of them compiling"]
     lines.append(f"in {folder}: {', '.join(names)}")
     if export_dir and Path(export_dir).is_dir():
-        lines.append(f"in {export_dir}: the {trained} as a Hugging Face directory")
+        lines.append(f"in {export_dir}: {exported}")
     return "\n".join(lines)
 
 

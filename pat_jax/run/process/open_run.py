@@ -233,9 +233,8 @@ class OpenRun:
         if plan:
             print(f"newest rollout: {plan}")
         total_s = time.perf_counter() - self._started
-        export_dir = self._config.checkpoint.export_dir
-        trained = self._config.TRAINED
-        print(closing(self.folder, export_dir, trained, compile_s=compile_s, total_s=total_s))
+        export_dir, exported = self._config.checkpoint.export_dir, self._config.exported
+        print(closing(self.folder, export_dir, exported, compile_s=compile_s, total_s=total_s))
 
     def _save_by(self, save: Callable[[int, dict[str, Any], dict[str, Any]], Any]) -> Any:
         """Calls `save` with step, state and metadata of the last whole step; returns its result.

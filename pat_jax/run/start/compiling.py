@@ -34,9 +34,8 @@ class Compiled:
 def announce(setup: Setup, progress: Progress) -> None:
     """Prints the model, devices and layouts of the run, and notes about its options."""
     config = setup.config
-    for note in filter(
-        None, [setup.shortened, *setup.by_memory, setup.task.note, *config.learning_notes]
-    ):
+    notes = [setup.shortened, *setup.by_memory, setup.task.note, config.sampling_note]
+    for note in filter(None, notes):
         progress.print(note)
     if padding := padding_of_heads(setup.policy.config):
         log.info("%s", padding)
