@@ -120,9 +120,7 @@ PROJECTS = {"TRL": ("TRL", "transformers"), "verl": ("verl",), "OpenRLHF": ("Ope
 # What people write most, for which no option here has the same value.
 ASKED = """per_device_train_batch_size gradient_accumulation_steps num_train_epochs use_vllm
     vllm_tensor_parallel_size vllm_gpu_memory_utilization gradient_checkpointing bf16 load_in_4bit
-    loss_type report_to resume_from_checkpoint save_strategy warmup_ratio deepspeed packing
-    attn_implementation logging_steps trust_remote_code use_kl_loss nnodes
-    param_offload max_model_len"""
+    loss_type report_to resume_from_checkpoint use_kl_loss nnodes"""
 
 
 def known_options() -> list[str]:
@@ -177,6 +175,8 @@ def same_table() -> str:
         if len(names) < 2 and ours not in ALWAYS:
             continue
         cells = [usual(names.get(project, []), ours) for project in PROJECTS]
+        if {cell.strip("`").rpartition(".")[2] for cell in cells} <= {ours.rpartition(".")[2], ""}:
+            continue  # nobody has another name
         lines.append(f"| `--{ours}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

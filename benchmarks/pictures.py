@@ -1,9 +1,10 @@
-"""Draws pictures of the pages: a rollout, step times by layout, and the stages of an iteration.
+"""Draws pictures of the pages: a rollout, step times by layout, the stages of an iteration, and how
+a real model learns.
 
     python -m benchmarks.pages --draw
 
-The first two are from a plan that compiles nothing. The screenshot `docs/run.png` is
-of a run's page:
+The first two are from a plan that compiles nothing, the last from `results/`. The screenshot
+`docs/run.png` is of a run's page:
 
     pat_jax train --run_dir demo
     chromium --headless --hide-scrollbars --window-size=1400,1000 --screenshot=docs/run.png \\
@@ -16,11 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import pat_jax
-from pat_jax.common.html.charts import COMPUTED, Axis, Line, Plot, layout_colour
+from pat_jax.common.html.charts import COMPUTED, Axis, Line, Plot, colour, layout_colour
 from pat_jax.common.html.figure import Figure
 
 DOCS = Path(__file__).parents[1] / "docs"
+LEARNED = Path(__file__).parent / "results" / "real_model_cpu2.json"
 MODEL, TARGET, TOKENS = "llama-3.1-8b", "h100:8", 1024
 # The stages of an iteration: name, what runs, and whose models do it.
 STAGES = (
@@ -94,6 +98,32 @@ def iteration() -> str:
     return "\n".join(parts)
 
 
+def learning(found: Mapping[str, Any]) -> Figure:
+    """Returns the rewards of both systems of `learning/real_model.py`, over steps and over
+    minutes, with the interval of their seeds."""
+    plots = []
+    for across in ("step", "minutes"):
+        lines = []
+        for i, (name, of_system) in enumerate(found["summary"].items()):
+            band = of_system["reward"]
+            steps = np.arange(len(band["mean"])) + len(found["seeds"]["0"][name]["reward"])
+            steps = steps - len(band["mean"])  # the last step of each moving average
+            taken = [np.cumsum(seed[name]["seconds"]) / 60 for seed in found["seeds"].values()]
+            x = (steps + 1 if across == "step" else np.mean(taken, 0)[steps]).tolist()
+            mean, low, high = (np.clip(band[part], 0, 1) for part in ("mean", "low", "high"))
+            lines.append(
+                Line(
+                    name,
+                    [*zip(x, mean, strict=True)],
+                    colour(i),
+                    interval=[*zip(x, low, high, strict=True)],
+                )
+            )
+        most = Axis.over([x for line in lines for x, _ in line.points])
+        plots.append(Plot(lines, most, Axis(0, 1), across, "mean reward", note=""))
+    return Figure(plots, columns=2, width=450)
+
+
 def draw() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = pat_jax.plan(
@@ -102,4 +132,6 @@ def draw() -> None:
         plan.plot().save(DOCS / "rollout.svg")
         steps = json.loads(plan.figures.read_text(encoding="utf-8"))["steps"]
     crossover(steps).save(DOCS / "crossover.svg")
+    found = json.loads(LEARNED.read_text(encoding="utf-8"))
+    learning(found).save(DOCS / "learning.svg")
     (DOCS / "iteration.svg").write_text(iteration(), encoding="utf-8")

@@ -47,8 +47,8 @@ class UserErrors(UserError):
 
 @contextmanager
 def together(line: str) -> Iterator[list[UserError]]:
-    """While entered, collects errors in the list that it gives; then raises one of all of them, with
-    `line` behind their number, if there are any."""
+    """Gives a list for errors. If there are any at the end, raises one error of all of them, whose
+    first line is their number and `line`."""
     errors: list[UserError] = []
     yield errors
     if len(errors) > 1:

@@ -125,6 +125,17 @@ class RolloutConfig(SamplingOptions, EngineSizes):
         """The number of tokens of the longest prompt and the longest response together."""
         return self.max_prompt_length + self.max_completion_length
 
+    @property
+    def sampling_note(self) -> str:
+        """A sentence for the user if the responses are no samples of the policy, else ""."""
+        if self.top_p == 1 and not self.top_k:
+            return ""
+        return (
+            f"note: --rollout.top_p {self.top_p:g} --rollout.top_k {self.top_k}: responses are drawn from a "
+            "part of the policy's distribution, but the loss is of the whole one, which they are no "
+            "exact samples of; ratios and train/behavior_gap are of the whole one"
+        )
+
     def __post_init__(self):
         super().__post_init__()
         self.need(

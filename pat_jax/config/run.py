@@ -228,14 +228,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     @property
     def sampling_note(self) -> str:
         """A sentence for the user if responses that train are no samples of the policy, else ""."""
-        top_p, top_k = self.rollout.top_p, self.rollout.top_k
-        if not self.train or (top_p == 1 and not top_k):
-            return ""
-        return (
-            f"note: --rollout.top_p {top_p:g} --rollout.top_k {top_k}: responses are drawn from a part of the "
-            "policy's distribution, but the loss is of the whole one, which they are no exact samples "
-            "of; ratios and train/behavior_gap are of the whole one"
-        )
+        return self.rollout.sampling_note if self.train else ""
 
     def _check_split(self) -> None:
         """Raises OptionError if an option excludes `--placement split`."""

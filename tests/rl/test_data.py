@@ -138,7 +138,7 @@ def test_the_limit_that_would_keep_nearly_all_is_named(tmp_path, lengths, limit)
     path = write_lines(tmp_path / "a.jsonl", *rows)
     splits = load(path, max_prompt_length=1, option="--longest")
     hint = f" (--longest {limit} keeps 99 %)" if limit else ""
-    assert f" longer than 1 tokens{hint}, 0 without an answer" in str(splits)
+    assert str(splits).endswith(f" longer than 1 tokens{hint}")
     if limit:
         kept = load(path, max_prompt_length=limit)
         assert len(kept.read.too_long) <= len(lengths) / 100
