@@ -21,6 +21,7 @@ _CALLED = re.compile(r"(body|condition|calls|to_apply|\w+_computation)=%([\w.-]+
 _INSTRUCTION = re.compile(
     r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
 )
+_WITHOUT_KERNEL = ("get-tuple-element", "tuple", "bitcast", "parameter", "constant", "partition-id")
 Bodies = Mapping[str, Sequence[str]]  # the lines of each computation
 
 
@@ -78,6 +79,23 @@ def flops(text: str) -> int:
     entry, bodies = computations(text)
     code = _parsed(bodies)
     return _products(code, entry, loop_trips(code))
+
+
+def step_kernels(text: str) -> int:
+    """The number of kernels that a GPU runs in one step of a decode burst. The step is the loop
+    with the most calls of Pallas kernels; a conditional counts as one kernel."""
+    _, bodies = computations(text)
+    calls = {name: sum("xla.gpu.triton" in x for x in body) for name, body in bodies.items()}
+    step = bodies[max(calls, key=lambda name: calls[name])]
+    opcodes = [found["opcode"] for line in step if (found := _INSTRUCTION.match(line))]
+    return sum(opcode not in _WITHOUT_KERNEL for opcode in opcodes)
+
+
+def largest_copy(text: str) -> int:
+    """Bytes of the largest array that a program copies."""
+    _, bodies = computations(text)
+    found = (_INSTRUCTION.match(line) for body in bodies.values() for line in body)
+    return max((shape_bytes(x["shape"]) for x in found if x and x["opcode"] == "copy"), default=0)
 
 
 def computations(text: str) -> tuple[str, Bodies]:

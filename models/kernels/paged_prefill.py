@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernels.join_parts_gpu import join_parts
 from pat_jax.models.layers import MASKED, sees
 
 GPU_QUERIES = 64  # most queries of one program: more do not fit its registers
@@ -60,12 +61,13 @@ def attend_blocks_on_gpu(
     the queries that share the KV head.
     """
     rows, length, heads, group, dim = queries.shape
-    tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
-    flat = _by_head(queries, tile)
+    count = length * group
+    tile = min(max(pl.next_power_of_2(count), LEAST_SIDE), GPU_QUERIES)
     table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
-    grid = rows, heads, flat.shape[2] // tile
+    grid = rows, heads, pl.cdiv(count, tile)
     parts = _parts(math.prod(grid), tile, table.shape[1] // at_once)
-    taken, given = _blocks_on_gpu(table.shape[1], keys.shape, tile, dim)
+    taken, given = _blocks_on_gpu(table.shape[1], keys.shape, count, tile, dim)
+    shape = parts, rows, heads, grid[2] * tile
     out, logsumexp = pl.pallas_call(
         functools.partial(
             _attend_on_gpu, length=length, at_once=at_once, parts=parts, branches=trunk is not None
@@ -74,18 +76,18 @@ def attend_blocks_on_gpu(
         in_specs=taken,
         out_specs=given,
         out_shape=[
-            jax.ShapeDtypeStruct((parts, *flat.shape), queries.dtype),
-            jax.ShapeDtypeStruct((parts, *flat.shape[:3]), jnp.float32),
+            jax.ShapeDtypeStruct((*shape, dim), queries.dtype),
+            jax.ShapeDtypeStruct(shape, jnp.float32),
         ],
         compiler_params=_schedule(tile),
         interpret=interpret,
         name="attend_blocks",
-    )(start, start if trunk is None else trunk, table, flat, keys, values)
-    return _by_token(_joined(out, logsumexp), length, group)
+    )(start, start if trunk is None else trunk, table, _by_head(queries, 1), keys, values)
+    return _by_token(join_parts(out, logsumexp, count, interpret=interpret), length, group)
 
 
 def _parts(programs: int, tile: int, turns: int) -> int:
-    """Returns into how many parts the keys of each row are split.
+    """Returns into how many parts the keys of each row are split: a power of two.
 
     Args:
       programs: number of programs without splitting.
@@ -94,19 +96,20 @@ def _parts(programs: int, tile: int, turns: int) -> int:
     wanted = min(GPU_PROGRAMS, ROW_PARTS * programs)
     if tile <= SMALL_TILE:
         wanted = max(wanted, GPU_AT_ONCE)
-    return max(min(wanted // programs, GPU_PARTS, turns), 1)
+    most = max(min(wanted // programs, GPU_PARTS, turns), 1)
+    return 1 << most.bit_length() - 1
 
 
 def _blocks_on_gpu(
-    width: int, pool_shape: tuple[int, ...], tile: int, dim: int
+    width: int, pool_shape: tuple[int, ...], count: int, tile: int, dim: int
 ) -> tuple[list[pl.BlockSpec], list[pl.BlockSpec]]:
-    """Returns the blocks that a program reads (its row's start, trunk and table, a tile of queries,
-    both pools), and those that it writes."""
+    """Returns the blocks that a program reads (its row's start, trunk and table, all queries of the
+    KV head, both pools), and those that it writes."""
     number = pl.BlockSpec((1,), lambda row, *_: (row,))
     of_row = pl.BlockSpec((None, width), lambda row, *_: (row, 0))
-    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
+    asked = pl.BlockSpec((None, None, count, dim), lambda row, head, *_: (row, head, 0, 0))
     pool = pl.BlockSpec(pool_shape, lambda *_: (0, 0, 0, 0))
-    return [number, number, of_row, tiles, pool, pool], [
+    return [number, number, of_row, asked, pool, pool], [
         pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
         pl.BlockSpec((None, None, None, tile), lambda *at: (at[3], *at[:3])),
     ]
@@ -124,10 +127,12 @@ def _attend_on_gpu(
     *, length: int, at_once: int, parts: int, branches: bool,
 ):  # fmt: skip
     head, nth, part = (pl.program_id(axis) for axis in (1, 2, 3))
-    queries = queries_ref[...]
     page_size = keys_ref.shape[2]
-    tile, dim = queries.shape
-    query = ((nth * tile + jnp.arange(tile)) % length)[:, None]
+    tile, dim = out_ref.shape
+    # Behind the last query, the last tile repeats it: padded queries would need a kernel of XLA's.
+    nth_query = jnp.minimum(nth * tile + jnp.arange(tile), queries_ref.shape[0] - 1)
+    queries = queries_ref[nth_query]
+    query = (nth_query % length)[:, None]
     start = start_ref[0]
     trunk = trunk_ref[0] if branches else None
 
@@ -155,17 +160,6 @@ def _attend_on_gpu(
     # The largest weight is 1, so the total is less only where the part has no turn.
     out_ref[...] = (out / jnp.maximum(total, 1)[:, None]).astype(out_ref.dtype)
     logsumexp_ref[...] = largest + jnp.log(total)
-
-
-def _joined(
-    out: Float[Array, "parts rows kv_heads queries head_dim"],
-    logsumexp: Float[Array, "parts rows kv_heads queries"],
-) -> Float[Array, "rows kv_heads queries head_dim"]:
-    """Returns the attention over all keys, combined from the attention over parts of them."""
-    if len(out) == 1:
-        return out[0]
-    weights = jax.nn.softmax(logsumexp, axis=0)
-    return jnp.sum(out * weights[..., None], axis=0).astype(out.dtype)
 
 
 @jax.jit

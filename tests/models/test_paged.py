@@ -17,6 +17,7 @@ from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
 from pat_jax.models.kernels import paged_decode as paged_kernels
 from pat_jax.models.kernels import paged_prefill as block_kernels
+from pat_jax.models.kernels.join_parts_gpu import join_parts
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.kernels.paged_decode import attend_on_tpu
 from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
@@ -165,12 +166,12 @@ def tpu_interpreted(*arguments):
 
 
 def gpu_split(*arguments):
-    """A page at once: rows of one, three and five turns by three parts."""
+    """A page at once: rows of one, three and five turns by four parts, of which some are empty."""
     jitted: Any = block_kernels.attend_blocks_on_gpu
     jitted.clear_cache()  # it knows nothing of other constants
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_kernels, "GPU_KEYS", 16)
-        patch.setattr(block_kernels, "GPU_PARTS", 3)
+        patch.setattr(block_kernels, "GPU_PARTS", 4)
         return gpu_interpreted(*arguments)
 
 
@@ -234,6 +235,28 @@ def test_a_row_in_128_parts_attends_to_all_its_keys():
         got = gpu_interpreted(*arrays, jnp.asarray(table), jnp.asarray([length - 1], jnp.int32))
     seen = [np.concatenate(x[table[0]].swapaxes(1, 2))[:length] for x in (keys, values)]
     np.testing.assert_allclose(got[0, 0], expected(queries[0, 0], *seen), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parts", [2, 16])
+def test_joined_parts_are_the_attention_to_all_their_keys(parts, dtype):
+    """Of 5 queries in a tile of 16. The rows have keys in one part, in some, and in all of them."""
+    rng = np.random.default_rng(parts)
+    with_keys = np.array([1, parts // 2 + 1, parts])
+    is_empty = np.arange(parts)[:, None] >= with_keys
+    scores = rng.normal(size=(parts, len(with_keys), HEADS, 16, 7)) * 3
+    values = rng.normal(size=(*scores.shape, DIM))
+    weights = np.where(is_empty[..., None, None, None], 0, np.exp(scores))
+    totals = weights.sum(axis=-1)
+    sums = np.einsum("prhqs,prhqsd->prhqd", weights, values)
+    of_parts = sums / np.where(totals == 0, 1, totals)[..., None]
+    with np.errstate(divide="ignore"):
+        logsumexp = jnp.asarray(np.log(totals), jnp.float32)
+    got = join_parts(jnp.asarray(of_parts, dtype), logsumexp, 5, interpret=True)
+    assert got.dtype == dtype
+    wanted = (sums.sum(axis=0) / totals.sum(axis=0)[..., None])[:, :, :5]
+    tolerance = TOLERANCE[np.dtype(dtype)]
+    np.testing.assert_allclose(np.asarray(got, np.float64), wanted, atol=tolerance)
 
 
 @pytest.mark.parametrize(
