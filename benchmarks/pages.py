@@ -115,7 +115,9 @@ def in_code(words: str) -> str:
 
 # ------------------------------------------------------------------------------ migrate.md
 
-ALWAYS = ("reward", "reward_weights", "trackers")  # though only one project has them
+ALWAYS = ("reward",)  # though only one project has it
+ON_PPO_MD = """critic.model critic.learning_rate critic.pretrain_steps algorithm.lam
+    algorithm.value_clip algorithm.kl_target algorithm.kl_horizon"""
 PROJECTS = {"TRL": ("TRL", "transformers"), "verl": ("verl",), "OpenRLHF": ("OpenRLHF",)}
 # What people write most, for which no option here has the same value.
 ASKED = """per_device_train_batch_size gradient_accumulation_steps num_train_epochs use_vllm
@@ -172,7 +174,7 @@ def usual(names: Sequence[str], ours: str) -> str:
 def same_table() -> str:
     lines = [f"| pat_jax | {' | '.join(PROJECTS)} |", "|---" * (len(PROJECTS) + 1) + "|"]
     for ours, names in same_options().items():
-        if len(names) < 2 and ours not in ALWAYS:
+        if (len(names) < 2 and ours not in ALWAYS) or ours in ON_PPO_MD.split():
             continue
         cells = [usual(names.get(project, []), ours) for project in PROJECTS]
         if {cell.strip("`").rpartition(".")[2] for cell in cells} <= {ours.rpartition(".")[2], ""}:

@@ -21,7 +21,7 @@ from pat_jax.common.options.files import preset_names
 from pat_jax.common.options.names import (
     OF_POLICY,
     UNKNOWN,
-    looked_up,
+    is_section_of_others,
     meant,
     resolved,
     twice,
@@ -124,8 +124,7 @@ def _is_section(name: str, value: Mapping[str, Any], known: Mapping[str, Option]
     """Whether options are in the mapping: ours, or others that there is an answer to."""
     if any(each.startswith(f"{name}.") for each in known):
         return True
-    is_ours = bool(meant(name, known)) or hasattr(value, "column_names")
-    return not is_ours and any(any(looked_up(f"{name}.{key}", known)) for key in value)
+    return not hasattr(value, "column_names") and is_section_of_others(name, value, known)
 
 
 def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
@@ -134,6 +133,8 @@ def _resolved(name: str, value: object, known: Mapping[str, Option]) -> str:
 
     def write(option: str, text: str) -> str:
         leaf = option.rpartition(".")[2]
+        if option in known:
+            option = known[option].short or option
         is_alone = (
             "." not in name and use_of(option) <= OF_POLICY and meant(leaf, known) == [option]
         )

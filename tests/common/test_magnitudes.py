@@ -149,7 +149,7 @@ def leaf(name: str) -> str:
 def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours: str):
     known = OPTIONS[config_class]
     assert ours in known and names.looked_up(theirs, known)[0] == ours
-    assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
+    assert f"did you mean --{ours}?" in str(names.unknown(theirs, known))
 
 
 @pytest.mark.parametrize(

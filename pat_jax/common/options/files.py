@@ -10,7 +10,7 @@ import yaml
 
 from pat_jax.common.errors import UserError, together
 from pat_jax.common.options.declared import Option
-from pat_jax.common.options.names import UNKNOWN, of_today, resolved
+from pat_jax.common.options.names import UNKNOWN, is_section_of_others, of_today, resolved
 from pat_jax.common.rules import OptionError
 
 
@@ -85,9 +85,7 @@ def _walk(
     for key, value in node.value:
         where = f" in {title}, line {key.start_mark.line + 1}"
         name = f"{prefix}{key.value}"
-        is_section = any(option.startswith(f"{name}.") for option in options)
-        is_short = name in options and not isinstance(value, yaml.MappingNode)
-        if is_section and (_is_null(value) or not is_short):
+        if _is_section(name, value, options):
             yield from _walk(value, f"{name}.", title, options, errors)
         elif of_today(name, _plain(value)) is None:
             continue
@@ -98,6 +96,15 @@ def _walk(
                 errors.append(error)
                 continue
             yield option.name, Setting(_texts(value, option, where), where)
+
+
+def _is_section(name: str, value: yaml.Node, options: Mapping[str, Option]) -> bool:
+    """Whether options are in the value: ours, or others that there is an answer to."""
+    is_mapping = isinstance(value, yaml.MappingNode)
+    if any(option.startswith(f"{name}.") for option in options):
+        return is_mapping or _is_null(value) or name not in options
+    keys = (key.value for key, _ in value.value) if is_mapping else ()
+    return is_section_of_others(name, keys, options)
 
 
 def _texts(node: yaml.Node, option: Option, where: str) -> list[str]:

@@ -3,7 +3,7 @@ mistake, or a name from another project."""
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -80,6 +80,11 @@ def _is_section(name: str, known: Collection[str]) -> bool:
     return any(each.startswith(f"{name}.") for each in known)
 
 
+def is_section_of_others(name: str, keys: Iterable[str], known: Collection[str]) -> bool:
+    """Whether the keys of a mapping that is given as `name` are options that have an answer."""
+    return not meant(name, known) and any(any(looked_up(f"{name}.{key}", known)) for key in keys)
+
+
 def use_of(name: str) -> int:
     return _BY_USE.get(name.rpartition(".")[0], OF_POLICY + 1)
 
@@ -104,7 +109,7 @@ def unknown(
         answer = answer.replace("is not needed", "is not offered", 1)
     if answer:
         return UserError(f"option {asked}{where} {worded(answer, write)}")
-    hint = f"did you mean {write(near, given)} (see --help)?" if near else ""
+    hint = f"did you mean {write(near, given)}?" if near else ""
     return UserError(f"unknown option {asked}{where}: {hint or '--help all lists every option.'}")
 
 
