@@ -98,11 +98,12 @@ def describe_rewards(
     """Returns the metrics `reward/*` of the scored responses, and the number of responses without a
     reward."""
     scored = rewards[~np.isnan(rewards)]
+    no_signal = {"reward/groups_without_signal": float(np.mean(~has_signal(rewards)))}
     return {
         **_by_function(functions),
         "reward/mean": mean_reward(rewards),
         "reward/std": float(scored.std(dtype=np.float64)) if scored.size else float("nan"),
-        "reward/groups_without_signal": float(np.mean(~has_signal(rewards))),
+        **(no_signal if rewards.shape[1] > 1 else {}),  # a single response has no group
         "reward/failed": len(failures),
         **count_causes(failures.values(), "reward/failed"),
     }

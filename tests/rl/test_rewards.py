@@ -226,6 +226,11 @@ def test_where_nothing_was_scored_there_is_no_mean():
     assert described["reward/groups_without_signal"] == 1 and described["reward/failed"] == 0
 
 
+def test_one_response_to_each_prompt_is_no_group_that_could_lack_a_signal():
+    described = describe_rewards(np.ones((3, 1), np.float32), {}, [])
+    assert described == {"reward/mean": 1.0, "reward/std": 0.0, "reward/failed": 0}
+
+
 def test_several_functions_have_their_own_means_causes_and_numbers():
     none, slow = Failure(Cause.NONE, "…"), Failure(Cause.TIMEOUT, "…")
     right = FunctionScores("m:right", "right", 1.0, [1.0, 0.0, slow, none], [{}] * 4)

@@ -38,6 +38,25 @@ def test_tiles_are_what_a_person_looks_at_first(folder: Path):
         assert words in told
 
 
+def test_a_run_that_learns_from_pairs_shows_what_it_learns_of_them_and_no_responses(tmp_path: Path):
+    names = ["loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "reward_mean"]
+    (tmp_path / "config.yaml").write_text("{steps: 0, epochs: 3.0}")
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(0, {f"eval/{name}": 0.5 for name in names})
+        more = {"train/entropy": 1.0, "train/chosen_logprob": -3.0, "train/dead_experts": 0.0}
+        more |= {"train/route_flips": 0.0, "progress/epoch": 0.25}
+        metrics.write(1, {f"train/{name}": 0.25 for name in names} | more)
+    page = parsed(run_page(tmp_path))
+    assert "step 1, epoch 0.25 of 3." in words_of(page)
+    titles = [title.text for title in page.iter("h2")]
+    assert titles == ["Learning", "Rewards", "Optimization"]
+    charts = charts_of(page)
+    assert not any("/" in title for title in charts)  # titles of other metrics
+    drawn = {line["name"] for lines in charts.values() for line in lines}
+    assert drawn >= {f"{of}/{name}" for of in ("train", "eval") for name in names}
+    assert "train/chosen_logprob" in drawn and "train/route_flips" not in drawn
+
+
 def points(line: dict) -> dict[float, float | None]:
     return dict(zip(line["x"], line["y"], strict=True))
 
