@@ -24,7 +24,7 @@ from pat_jax.profiling.predict.update_work import Collective, Work
 # and 35 % on an H100 (Shah et al. 2024, https://arxiv.org/abs/2407.08608). An H200 and a B200 are
 # assumed to be like an H100, an A40 like an A100. The shares of TPUs are assumed.
 ATTENTION: Mapping[str, float] = {
-    **dict.fromkeys(("a100", "a40"), 0.5),
+    **dict.fromkeys(("a100", "a100-40gb", "a40"), 0.5),
     **dict.fromkeys(("h100", "h200", "b200"), 0.35),
     **dict.fromkeys(("v5e", "v5p", "v6e"), 0.4),
 }

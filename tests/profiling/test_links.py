@@ -112,7 +112,7 @@ def test_a_network_is_shared_by_the_devices_of_a_host():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("h300:8", "a100, a40, h100, h200, b200, v5e, v5p, v6e"),
+        ("h300:8", "a100, a100-40gb, a40, h100, h200, b200, v5e, v5p, v6e"),
         ("h100", "number of devices"),
         ("h100:0", "number of devices"),
         ("h100:8x4x2", "h100:8x4"),
@@ -125,7 +125,7 @@ def test_a_network_is_shared_by_the_devices_of_a_host():
         ),
         ("h100:8@400", "several hosts"),
         ("v5e:2x4@400", "several hosts of GPUs"),
-        ("", "a100, a40"),
+        ("", "a100, a100-40gb"),
     ],
 )
 def test_what_is_wrong_with_a_target_is_one_sentence(text, says):
