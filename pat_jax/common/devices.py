@@ -39,9 +39,9 @@ def configure(num_devices: int) -> Sequence[Device]:
     JAX for devices. Raises UserError if there are fewer than asked for.
 
     A CPU appears as several devices: `num_devices`, or the largest power of two up to min(cores,
-    8). They share a pool with one compute thread for each device. If all devices work, each has a
-    thread; a device that works alone uses all threads (JAX 0.10). In a program that has used JAX
-    before, the number of CPU devices stays as it was.
+    8). They share all cores. If there are several, each computes a matrix product on one core: a
+    product that waited for threads which wait in a collective would never end. In a program that
+    has used JAX before, the number of CPU devices stays as it was.
     """
     processes = process_group().count
     if num_devices % processes:
@@ -69,12 +69,10 @@ def configure(num_devices: int) -> Sequence[Device]:
 
 def _set_up(num_cpu: int) -> None:
     """Sets what JAX reads when it looks for devices, and the folder of its compilation cache."""
-    # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
-    # leave a single device all cores.
-    os.environ.setdefault("NPROC", str(num_cpu))
+    os.environ.setdefault("NPROC", str(max(num_cpu, num_cores())))  # XLA sizes its pool by it
     # Flags only: XLA stops reading at the first word that is not a flag.
     flags = "--xla_cpu_multi_thread_eigen=false"
-    if flags not in (given := os.environ.get("XLA_FLAGS", "")):
+    if num_cpu > 1 and flags not in (given := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {given}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
