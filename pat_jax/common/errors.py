@@ -39,10 +39,10 @@ class UserErrors(UserError):
 
     def __init__(self, line: str, errors: Sequence[UserError]):
         super().__init__(line)
-        self._errors = errors
+        self.errors = errors
 
     def __str__(self) -> str:
-        return "\n  ".join([super().__str__(), *map(str, self._errors)])
+        return "\n  ".join([super().__str__(), *map(str, self.errors)])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from pat_jax.common.errors import UserError, printable
+from pat_jax.common.errors import UserError, UserErrors, printable
 from pat_jax.common.files import replace_text
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
@@ -46,7 +46,14 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     if resumed.resume:
         folder = check_run_dir(resumed.run_dir, is_resumed=True)
         go_on_with_names(folder)
-        config = parse(["--config", str(saved_config(folder)), *argv])
+        saved = str(saved_config(folder))
+        try:
+            config = parse(["--config", saved, *argv])
+        except UserErrors as error:  # of the file: argv alone was read before
+            raise UserError(
+                f"{saved} has {len(error.errors)} names that are no options of this command: expected a run that "
+                f"the same command began; resume it with the other one. The first: {error.errors[0]}"
+            ) from None
         if isinstance(config, RunConfig):  # alone, a reward of none has nothing to train on
             given = parse([*argv, "--train=false"], only=(*ASKED, "train"))
             check_asked(config, given, folder)
