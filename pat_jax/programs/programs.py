@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,15 @@ log = logging.getLogger(__name__)
 
 Program = Callable[..., Any]
 
+# XLA's options on GPUs. Programs without a length, such as those that move weights or pages, run a
+# few times in an iteration: to tune their kernels takes longer than it saves.
+UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_experimental_enable_fusion_autotuner": False}
+# XLA's default and WHILE, which captures the loop of a burst: then the burst is one CUDA graph.
+IN_A_GRAPH = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,"
+    "DYNAMIC_SLICE_FUSION,WHILE"
+}
+
 
 class Key(NamedTuple):
     """Identifies a program: what it does, in which layout and for which sizes."""
@@ -43,24 +53,43 @@ class Key(NamedTuple):
         return f"{self.name} {self.split}{to}{sizes}"
 
 
+def compiler_options(key: Key, platform: str) -> Mapping[str, Any]:
+    """Returns XLA's options for a program. On CPUs and TPUs there are none. Those that the user has
+    set for all programs are left out."""
+    if platform != "gpu":
+        return {}
+    chosen = {} if key.length else UNTUNED
+    chosen = IN_A_GRAPH if key.name == "decode" else chosen
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in chosen.items() if name not in flags}
+
+
 @dataclass(frozen=True)
 class _Declared:
     """A function to jit, with the shapes and shardings of its arguments."""
 
+    key: Key
     function: Callable
     args: Sequence[Any]
     jit_options: Mapping[str, Any]
 
-    def lower(self) -> jax.stages.Lowered:
-        return jax.jit(self.function, **self.jit_options).lower(*self.args)
+    def lower(self, *, has_options: bool = True) -> jax.stages.Lowered:
+        platform = next((device.platform for device in self.devices), "")
+        options = compiler_options(self.key, platform) if has_options else {}
+        made = jax.jit(self.function, compiler_options={**options}, **self.jit_options)
+        return made.lower(*self.args)
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        of_args = (getattr(x, "sharding", None) for x in jax.tree.leaves(self.args))
+        of_results = jax.tree.leaves(self.jit_options.get("out_shardings"))
+        devices = frozenset[Device]()
+        return devices.union(*(x.device_set for x in (*of_args, *of_results) if x))
 
     @property
     def is_absent(self) -> bool:
         """Whether this process owns none of the program's devices."""
-        of_args = (getattr(x, "sharding", None) for x in jax.tree.leaves(self.args))
-        of_results = jax.tree.leaves(self.jit_options.get("out_shardings"))
-        devices = frozenset[Device]()
-        return is_absent(devices.union(*(x.device_set for x in (*of_args, *of_results) if x)))
+        return is_absent(self.devices)
 
     def without_shards(self) -> Program:
         """Returns a stand-in for a program that only other processes run. It computes nothing, and
@@ -74,6 +103,11 @@ class _Declared:
             )
 
         return lambda *args: without_shards(results())
+
+
+@cache
+def _log_refused(error: str) -> None:
+    log.info("programs are compiled without XLA options that this version refuses: %s", error)
 
 
 class ProgramTable:
@@ -96,7 +130,7 @@ class ProgramTable:
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
         """Declares `jax.jit(fun, **jit_options)` for `args`, arrays' shapes; it is traced later."""
         if key not in self._compiled:
-            self._declared[key] = _Declared(fun, args, jit_options)
+            self._declared[key] = _Declared(key, fun, args, jit_options)
 
     def compile_all(
         self,
@@ -148,7 +182,14 @@ class ProgramTable:
             return declared.without_shards()
         lowered = declared.lower()
         with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
-            return lowered.compile()
+            try:
+                return lowered.compile()
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith("INVALID_ARGUMENT"):
+                    raise
+                compiled = declared.lower(has_options=False).compile()
+                _log_refused(str(error))
+                return compiled
 
     def __getitem__(self, key: Key) -> Program:
         """Returns a program; compiles it if it is not compiled yet. Raises KeyError if no program

@@ -12,11 +12,13 @@ from two_devices import CONFIG, POLICY, TP2, engine, generate
 
 from pat_jax.engine.by_need import ByNeed, decode_key
 from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sizing import pool_pages
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.layout.buckets import LEAST_ROOM, Buckets, Drafts, Shape
+from pat_jax.layout import buckets as buckets_module
+from pat_jax.layout.buckets import LEAST_ROOM, NO_DRAFTS, Buckets, Drafts, Shape
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -28,8 +30,7 @@ HELD = replace(SHAPES, buckets=replace(SHAPES.buckets, reads="held"))
 TEXTS = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=64, texts=4)
 
 
-@pytest.fixture(scope="module")
-def one_length() -> RolloutEngine:
+def held_engine(drafts: Drafts = NO_DRAFTS) -> RolloutEngine:
     """An engine as on a GPU, with plain operations, which read a table of any width."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_pages, "reads_what_rows_hold", lambda *_: True)
@@ -39,11 +40,17 @@ def one_length() -> RolloutEngine:
             replace(CONFIG, min_rows=8),
             capacity=16,
             eos_ids=EOS_IDS,
+            drafter=drafter_for(drafts),
             by_need=True,
         )
     made.runs_ahead = True
     made.compile()
     return made
+
+
+@pytest.fixture(scope="module")
+def one_length() -> RolloutEngine:
+    return held_engine()
 
 
 def lengths(engine: RolloutEngine, name: str) -> set[int]:
@@ -100,6 +107,23 @@ def test_a_warm_up_measures_several_contexts_by_one_program(one_length, monkeypa
     assert started == bursts | {(x, 0, 64, n - 8) for x in (DP2, TP2) for n in (32, 64)}
     assert [done for done, _ in counted] == [*range(1, len(counted) + 1)]
     assert {total for _, total in counted} == {len(counted)}
+
+
+def test_a_warm_up_measures_drafts_by_the_programs_of_short_contexts_alone(monkeypatch):
+    monkeypatch.setattr(buckets_module, "LEAST_ROOM", 4 * 32)
+    drafted = held_engine(TEXTS)
+    params, counted = lively_params(POLICY), []
+
+    def weights(layout: Layout) -> Params:
+        return jax.device_put(params, layout.param_shardings(POLICY))
+
+    measured = Warmup(drafted, progress=lambda *x: counted.append(x)).measure(weights)
+    rows = [(DP2, 8), (TP2, 8), (TP2, 16)]
+    assert measured.decode_table.keys() == {(*at, n) for at in rows for n in (32, 64)}
+    assert measured.verify_table.keys() == {(*at, 32, 3) for at in rows}
+    left = drafted.programs.missing()  # for a rollout, if it needs them
+    assert {(key.name, key.length, key.num_draft_tokens) for key in left} == {("decode", 64, 3)}
+    assert counted[-1] == (len(counted), len(counted))
 
 
 @pytest.mark.parametrize(("shapes", "length", "steps"), [(SHAPES, 32, 8), (HELD, 64, 16)])

@@ -219,6 +219,18 @@ class TestOtherBuckets:
         assert model.decode_step(DP2, 7, 64) == model.decode_table[DP2, 16, 64]
         assert self.profiled().decode_step(DP2, 7, 64) == 2.0
 
+    def test_drafts_measured_in_short_contexts_only_grow_by_what_steps_without_them_grow(self):
+        verify = {(DP2, 4, 64, 3): 2.0, (DP2, 8, 64, 3): 3.0}
+        model = replace(MODEL, verify_table=verify).on({DP2: (4, 6, 8)}, (32, 64, 96, 128))
+        seconds = model.verify_table
+        assert seconds[DP2, 4, 32, 3] == seconds[DP2, 4, 64, 3] == 2.0
+        assert seconds[DP2, 4, 128, 3] == pytest.approx(2.0 + (3.0 - 1.0))
+        assert seconds[DP2, 6, 96, 3] == pytest.approx(2.5 + (1 + 2 + 3 + 5) / 4 - 1.5)
+        known = replace(
+            MODEL, verify_table={**verify, (DP2, 4, 128, 3): 7.0, (DP2, 8, 128, 3): 9.0}
+        )
+        assert known.on({DP2: (4, 6)}, (64, 128)).verify_table[DP2, 6, 128, 3] == pytest.approx(8.0)
+
     def test_a_layout_nobody_measured_is_not_guessed(self):
         alone = Split(1, 1)
         model = MODEL.on({alone: (4,), DP2: (4,)}, (64,))

@@ -131,7 +131,7 @@ class Timings:
         drafting = [
             (*one, num_draft_tokens)
             for one in at
-            for num_draft_tokens in self.specs.drafts.of(one[1])
+            for num_draft_tokens in self.specs.measured_drafts(*one)
         ]
         tables = (known["decode_table"], at), (known["verify_table"], drafting)
         return all(one in table for table, ones in tables for one in ones)

@@ -66,10 +66,15 @@ class Warmup:
         counts as one."""
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
-        keys = {key._replace(length=0): key for name in counted for key in self.programs.keys(name)}
-        lengths = len(self.specs.measured.lengths)
-        programs = sum(lengths if key.length else 1 for key in keys.values())
-        return programs + layouts * (layouts - 1)
+        runs = sum(self._runs(key) for name in counted for key in self.programs.keys(name))
+        return runs + layouts * (layouts - 1)
+
+    def _runs(self, key: Key) -> int:
+        """Returns how many contexts the warm-up measures by a program; 1 if it has no length."""
+        shapes = self.specs.shapes
+        lengths = self.specs.measured.lengths
+        programs = [shapes.length_for(length, key.num_draft_tokens) for length in lengths]
+        return programs.count(key.length) if key.length else 1
 
     @property
     def measured(self) -> LatencyModel:
@@ -161,7 +166,7 @@ class Warmup:
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
         """Times decode steps with each number of draft tokens, all rows running."""
-        numbers = self.specs.drafts.of(rows)
+        numbers = self.specs.measured_drafts(layout.split, rows, length)
         at = layout.split, rows, length
         is_known = self.timings.are_taken("decode_table", at)
         is_known &= self.timings.are_taken(

@@ -206,7 +206,7 @@ class LatencyModel:
     ) -> dict[tuple[Split, int, int, int], float]:
         """Returns `verify_table` for these buckets. Rows beyond the measured ones are left out."""
         return {
-            (split, n, length, num_draft_tokens): surface(n, length)
+            (split, n, length, num_draft_tokens): _grown(surface, self.decode[split], n, length)
             for num_draft_tokens in self.num_draft_tokens
             for split, surface in self.verifying(num_draft_tokens).decode.items()
             for n in rows.get(split, ())
@@ -274,6 +274,15 @@ class LatencyModel:
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
         return cls(**tables, **{name: data[name] for name in (*SHAPE, READS, DRAFTS_FROM)})
+
+
+def _grown(drafted: Surface, plain: Surface, rows: int, length: int) -> float:
+    """Returns the seconds of a step with drafts. Past the longest context that was measured with
+    drafts, they grow by the seconds of a step without drafts, if those were measured."""
+    known = drafted.lengths[-1]
+    if length <= known or plain.lengths[-1] <= known:
+        return drafted(rows, length)
+    return drafted(rows, known) + plain(rows, length) - plain(rows, known)
 
 
 def _from_plain(key: list) -> tuple:

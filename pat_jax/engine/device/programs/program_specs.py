@@ -79,7 +79,17 @@ class ProgramSpecs:
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
-        return has_rows and (self.first.reads == "held" or key.length in self.first.lengths)
+        needed = self.first.lengths[0]
+        return has_rows and key.length == self.shapes.length_for(needed, key.num_draft_tokens)
+
+    def measured_drafts(self, split: Split, rows: int, length: int) -> tuple[int, ...]:
+        """Returns the numbers of draft tokens with which a warm-up measures bursts of `rows` rows
+        per replica and contexts of `length` tokens."""
+        programs = {
+            n: Key("decode", split, rows, self.shapes.length_for(length, n), num_draft_tokens=n)
+            for n in self.drafts.of(rows)
+        }
+        return tuple(n for n, key in programs.items() if self.is_first(key))
 
     @property
     def shapes(self) -> Shapes:
