@@ -6,9 +6,9 @@ a real model learns.
 The first two are from a plan that compiles nothing, the last from `results/`. The screenshot
 `docs/run.png` is of a run's page:
 
-    pat_jax train --run_dir demo
+    pat_jax train --run_dir first
     chromium --headless --hide-scrollbars --window-size=1400,1000 --screenshot=docs/run.png \\
-        demo/run.html
+        first/run.html
 """
 
 import json

@@ -57,6 +57,8 @@ class AnyRun(UpdateOptions, OnDevices):
         super().__post_init__()
         words = "with --resume the folder of the run to continue"
         self.need("run_dir", not self.resume or self.run_dir != "", words)
+        is_free = self.run_dir != self.model or self.run_dir == ""
+        self.need("run_dir", is_free, "another name than --model's, which would mean this folder")
         self._check_lora()
 
     def _check_lora(self) -> None:

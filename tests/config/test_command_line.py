@@ -271,7 +271,7 @@ def test_an_empty_file_or_section_changes_nothing(config_file, text: str):
 )
 @example(steps=0, rate=0.0, text="a\x85b", resume=False)
 def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, text, resume):
-    config = RunConfig(steps=steps, model=text, run_dir=text, resume=resume)
+    config = RunConfig(steps=steps, model=f"m{text}", run_dir=text, resume=resume)
     config = dataclasses.replace(
         config, optimizer=dataclasses.replace(config.optimizer, learning_rate=rate)
     )
@@ -315,3 +315,11 @@ def test_a_model_of_the_demonstration_begins_as_the_demonstration_does():
     for other in ("tiny-moe", "demo-out/export", "demo_run", "demonstration"):
         assert cli.parse(["--model", other]).warm_start.steps == 0
     assert set(cli.DEMO_MODELS) == {name for name in SHAPES if name.startswith("demo")}
+
+
+@pytest.mark.parametrize("command", [RunConfig, SftConfig])
+def test_a_run_has_no_folder_named_as_its_model(command):
+    """The folder would be there when the model's weights are read, and be taken for them."""
+    words = ["--model", "tiny", "--data", "x.jsonl", "--run_dir", "tiny"]
+    with pytest.raises(UserError, match="option --run_dir is 'tiny'"):
+        cli.parse(words, command, presets=None)
