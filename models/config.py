@@ -7,6 +7,7 @@ from typing import Literal
 
 Head = Literal["vocab", "scalar"]
 
+VOCAB_BLOCK = 128  # most tokens of a block of the vocabulary; drawing a token chooses a block first
 # Fields that say how arrays are padded for the devices at hand. Saved arrays have zeros as padding.
 PADDING = ("vocab_multiple", "query_multiple")
 
@@ -63,7 +64,7 @@ class ModelConfig:
     # 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768
     experts: ExpertsConfig | None = None
-    vocab_multiple: int = 128  # the embedding's rows are padded to a multiple of this
+    vocab_multiple: int = VOCAB_BLOCK  # the embedding's rows are padded to a multiple of this
     query_multiple: int = 1  # query heads per KV head are padded with zeros to a multiple of this
 
     def is_sparse(self, layer: int) -> bool:

@@ -57,6 +57,11 @@ class Partition:
         del axis
         return 0
 
+    def num_shards(self, axis: str) -> int:
+        """Number of shards of `axis`."""
+        del axis
+        return 1
+
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Returns an activation split as given: one axis name, or None, for each dimension."""
         del axes

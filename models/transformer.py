@@ -201,13 +201,10 @@ class Transformer(nnx.Module):
         """The weights of the output head over the vocabulary, [vocab, embed]."""
         return (self.embedding if self.config.tie_embeddings else self.lm_head)[...]
 
-    def logits(
-        self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
-    ) -> Float[Array, "*batch vocab"]:
-        """Returns float32 logits over the padded vocabulary, whole on every device."""
+    def logits(self, hidden: Float[Array, "*batch embed"]) -> Float[Array, "*batch vocab"]:
+        """Returns float32 logits over the padded vocabulary, or over this device's shard of it."""
         with jax.named_scope("lm_head"):
-            logits = linear(hidden, self.head, dtype=jnp.float32)
-            return (partition or Partition()).gather(logits, "vocab")
+            return linear(hidden, self.head, dtype=jnp.float32)
 
 
 def values(

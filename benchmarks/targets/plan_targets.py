@@ -4,10 +4,11 @@
 
 Needs the extra `plan` and no accelerator. For each model and target: what did not compile; the memory
 of a decode step against weights and KV cache by arithmetic; what a decode step sends against what the
-design says (two sums a layer, one for the embedding, one gather of the logits, and nothing else;
-around experts a gather of rows and a scatter over the replicas); what switches to the next layout and
-back send; and what it took to find out. `--hlo FOLDER` keeps what the programs were compiled to. A file that is there
-is added to, a case at a time.
+design says (two sums a layer, one for the embedding, two small gathers that choose tokens, a gather of
+the logits in the branch for options of sampling, and nothing else; around experts a gather of rows and
+a scatter over the replicas); what switches to the next layout and back send; and what it took to find
+out. `--hlo FOLDER` keeps what the programs were compiled to. A file that is there is added to, a case
+at a time.
 """
 
 import argparse
@@ -101,7 +102,9 @@ def designed(model: ModelConfig, program: CompiledProgram, *, is_together: bool)
     (dp, tp), rows, layers = program.split, program.rows, model.num_layers
     hidden, sent = 2 * rows * model.embed_dim, Counter[tuple[str, int]]()
     if tp > 1:
-        sent["all-gather", 4 * rows * model.padded_vocab_size] += 1
+        # Numbers of each shard, by which tokens are chosen; logits, in the branch for options.
+        for size in (4 * tp, 4 * 4 * tp, 4 * model.padded_vocab_size):
+            sent["all-gather", size * rows] += 1
         sent["all-reduce", hidden] += 2 * layers + 1
     if model.experts and dp > 1:
         choices = rows * model.experts.num_experts_per_tok

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import VOCAB_BLOCK, ModelConfig
 
 Sizes = Sequence[int]
 # The most padding heads, as a share of the query heads of a KV head. Every layout pays for them: a
@@ -89,14 +89,18 @@ def with_padding(
 ) -> ModelConfig:
     """Returns the model padded so that the axes divide it in the most layouts.
 
-    The padding is the same in every layout. The vocabulary is always padded. The query heads of
-    each KV head get the fewest padding heads that allow the most layouts, at most MOST_PADDING.
+    The padding is the same in every layout. The vocabulary is always padded. If it is a multiple of
+    VOCAB_BLOCK, its shards over the devices of one host are too, so that tokens are drawn on them.
+    The query heads of each KV head get the fewest padding heads that allow the most layouts, at
+    most MOST_PADDING.
 
     Args:
       across, inside: see `best_order`.
       degrees: the TP degrees to count; empty counts all.
     """
     vocab_multiple = math.lcm(model.vocab_multiple, math.prod([*across, *inside]))
+    if vocab_multiple % VOCAB_BLOCK == 0:
+        vocab_multiple = math.lcm(vocab_multiple, VOCAB_BLOCK * math.prod(inside))
     unpadded = replace(model, vocab_multiple=vocab_multiple, query_multiple=1)
 
     def worth(padded: ModelConfig) -> tuple[int, int, int]:

@@ -42,6 +42,9 @@ class ManualPartition(Partition):
         mesh_axes = self.layout.mesh_axes(axis)
         return jax.lax.axis_index(mesh_axes) if mesh_axes else 0
 
+    def num_shards(self, axis: str) -> int:
+        return self.layout.size(self.layout.mesh_axes(axis))
+
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         """Gathers the rows of all replicas that hold other experts or parts of them, computes this
         device's experts, and scatters the sums back."""

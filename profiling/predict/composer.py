@@ -117,8 +117,7 @@ class Composer(LayerTimes):
         )
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Returns the seconds to sample from `vocab` logits of each row. All devices of a replica
-        do this."""
+        """Returns the seconds to sample from `vocab` logits of each row."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
@@ -145,9 +144,9 @@ class Composer(LayerTimes):
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
         in_layers = self._layers_ms(tokens, split, layers) + layers * of_each
-        vocab = model.padded_vocab_size
-        head = self.kernels.head(rows * drawn, vocab // split.tp, model.embed_dim)
-        on_device = (in_layers + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
+        head = self.kernels.head(rows * drawn, model.padded_vocab_size // split.tp, model.embed_dim)
+        sampling = self.sampling_s(rows * drawn, self.sampled_logits(split.tp))
+        on_device = (in_layers + head) / 1e3 + sampling
         return on_device + self.decode_links_s(tokens, split, layers) + self.unlisted.row * tokens
 
     def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:

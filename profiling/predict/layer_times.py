@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+from pat_jax.engine.device.decode.gumbel import has_whole_blocks
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
 from pat_jax.profiling.predict.model_sizes import num_dense, passes, widths_of
 
-LOGIT_BYTES = 4  # bytes of a logit, which is gathered in float32
+LOGIT_BYTES = 4  # bytes of a logit, in float32
 ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
 
 
@@ -125,9 +126,15 @@ class LayerTimes:
             exchanged += 2e3 * waiting_s(self.kernels.chip, over.dp)
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
+    def sampled_logits(self, tp: int) -> int:
+        """Returns the number of logits from which a device samples each token: those of its shard,
+        or all if shards split blocks of tokens."""
+        vocab = self.model.padded_vocab_size
+        return vocab // tp if has_whole_blocks(vocab // tp, tp) else vocab
+
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
         """Returns the seconds that links add to a step with `tokens` of each replica: in the first
-        `layers`, by default all, for the sum of embeddings and for the logits."""
+        `layers`, by default all, for the sum of embeddings and for sampling."""
         chip = self.kernels.chip
         seconds = 0.0
         for is_sparse, count in self.kinds(layers).items():
@@ -137,10 +144,15 @@ class LayerTimes:
                 seconds += count * added(chip, sent, beside) / 1e3
         if split.tp == 1:
             return seconds
-        logits = tokens * self.model.padded_vocab_size
-        gather = self.kernels.all_gather(split.tp, logits * LOGIT_BYTES // BYTES)
+        vocab = self.model.padded_vocab_size
+        # Of each shard the largest logit, then four numbers of its candidate; or all logits.
+        is_whole = self.sampled_logits(split.tp) == vocab
+        gathered = (vocab,) if is_whole else (split.tp, 4 * split.tp)
+        gathers = (
+            self.kernels.all_gather(split.tp, tokens * n * LOGIT_BYTES // BYTES) for n in gathered
+        )
         of_embedding = self._sum_ms(tokens * self.model.embed_dim, split.tp)
-        return seconds + (of_embedding + gather) / 1e3
+        return seconds + (of_embedding + sum(gathers)) / 1e3
 
 
 @lru_cache(maxsize=4096)

@@ -2,8 +2,8 @@
 
 With tensor parallelism a device runs a model with fewer heads, a narrower MLP and a part of the
 vocabulary. Such a model is built for each layout and measured on one real device with the engine's
-own programs. Times of collectives from `links.py` are added, and switches are computed. So is the
-sampling from all logits: every device of a replica does it, and a shard has only a part of them.
+own programs. Times of collectives from `links.py` are added, and switches are computed. So is
+sampling from all logits, if shards split blocks of the vocabulary (`gumbel.py`).
 """
 
 import logging
@@ -200,10 +200,9 @@ class ShardProfiler:
 
     def _besides_s(self, split: Split, rows: int) -> float:
         """Returns the seconds that the shard's own steps lack: sampling and collectives."""
-        vocab = self.model.padded_vocab_size
-        tp = split.tp
-        left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
-        return left_out + self.composer.decode_links_s(rows, split)
+        left_out = self.composer.sampled_logits(split.tp) - self.model.padded_vocab_size // split.tp
+        sampling = self.composer.sampling_s(rows, left_out) if left_out else 0.0
+        return sampling + self.composer.decode_links_s(rows, split)
 
 
 def _is_lacking(warmup: Warmup) -> bool:

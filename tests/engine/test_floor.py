@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 
-from pat_jax.engine.device.decode.gumbel import BLOCK, exponentials
+from pat_jax.engine.device.decode.gumbel import exponentials
 from pat_jax.engine.device.decode.sampling import NEG_INF, _floor, sample
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.types import RowSampling
+from pat_jax.models.config import VOCAB_BLOCK as BLOCK
 from tests.near_ties import NEAR_TIE, perturbed
 
 VOCAB, ROWS = 61, 3

@@ -109,7 +109,7 @@ def gradients(name: str | None) -> Params:
     def loss(params: Params) -> jax.Array:
         model = POLICY.bind(params)
         out = model(tokens, positions, partition=partition, remat="full")
-        return jnp.sum(model.logits(out.hidden, partition) * toward)
+        return jnp.sum(model.logits(out.hidden) * toward)
 
     params = jax.device_get(lively_params(POLICY))
     shardings = CHAIN[name].param_shardings(POLICY, "train") if name else None

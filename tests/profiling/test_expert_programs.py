@@ -101,9 +101,10 @@ def step_bytes(model: ModelConfig, split: Split, rows: int) -> dict[str, int]:
         sent["all-gather"] += layers * split.dp * (seen + routes)
         sent["reduce-scatter"] += layers * seen
     if split.tp > 1:
-        # Two sums in a layer of either kind, one of the embedding; the logits.
+        # Two sums in a layer of either kind, one of the embedding. Five numbers of each shard choose a
+        # token; logits are gathered in the branch for options of sampling.
         sent["all-reduce"] += (2 * model.num_layers + 1 - layers) * hidden + layers * seen
-        sent["all-gather"] += 4 * rows * model.padded_vocab_size
+        sent["all-gather"] += 4 * rows * (5 * split.tp + model.padded_vocab_size)
     return {kind: size for kind, size in sent.items() if size}
 
 
@@ -150,7 +151,8 @@ def check_steps(model: ModelConfig, compilation: Compilation, texts: Path) -> No
         assert sent_bytes(step) == step_bytes(model, split, program.rows)
         counts = Counter(one.kind for one in step)
         # With the rows go two small arrays; a compiler may make one gather of all.
-        assert (split.dp > 1) + (split.tp > 1) <= counts["all-gather"] <= 3 + (split.tp > 1)
+        of_sampling = 3 * (split.tp > 1)
+        assert (split.dp > 1) + of_sampling <= counts["all-gather"] <= 3 + of_sampling
         assert counts["reduce-scatter"] == (split.dp > 1)
         assert counts["all-reduce"] == (2 * model.num_layers + 1) * (split.tp > 1)
 

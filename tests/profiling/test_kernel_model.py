@@ -118,13 +118,18 @@ def test_kv_heads_are_divided_as_the_layouts_divide_them():
     assert whole.decode_step(split, 8, 8192) > parted.decode_step(split, 8, 8192)
 
 
-def test_sums_are_two_a_layer_one_for_the_embedding_and_the_logits_are_gathered():
+def test_sums_are_two_a_layer_one_for_the_embedding_and_sampling_gathers():
+    """The logits, or five numbers of each shard if shards have whole blocks of 128 tokens."""
     target = Target.parse("h100:8")
     composer = Composer(ModelledKernels(target), LLAMA)
     links, waiting = links_of(target), waiting_s(target.chip, 8)
     one, gather = links.all_reduce_s(8, 2 * 16 * 4096), links.all_gather_s(8, 4 * 16 * 128_256)
     assert composer.decode_links_s(16, Split(1, 8)) == pytest.approx(65 * (one + waiting) + gather)
     assert composer.decode_links_s(16, ALONE) == composer.prefill_links_s(ALONE) == 0.0
+    padded = Composer(ModelledKernels(target), replace(LLAMA, vocab_multiple=1024))
+    small = sum(links.all_gather_s(8, 4 * 16 * n) for n in (8, 32))
+    assert padded.decode_links_s(16, Split(1, 8)) == pytest.approx(65 * (one + waiting) + small)
+    assert (composer.sampled_logits(8), padded.sampled_logits(8)) == (128_256, 129_024 // 8)
 
 
 @pytest.mark.parametrize("model", [LLAMA, preset("qwen3-0.6b")], ids=["own head", "tied"])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16, UInt32
 
+from pat_jax.engine.device.decode.gumbel import WHOLE, has_whole_blocks
 from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.ngram import put_windows
 from pat_jax.engine.device.token_batch import Counts
@@ -23,6 +24,7 @@ from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows, Line
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
 
 Cache = LayerPages | BurstLayer | DraftCopy
@@ -59,6 +61,10 @@ class DecodeStep:
     dtype: jnp.dtype
     eos_ids: tuple[int, ...]
     max_logprobs: int
+
+    @property
+    def partition(self) -> Partition:
+        return ManualPartition(self.layout)
 
     def plain(
         self,
@@ -103,14 +109,14 @@ class DecodeStep:
         tuple[Cache, ...],
         Int16[Array, "rows length layers k"],
     ]:
-        """Returns logits, the caches with these tokens written, and the experts of each token."""
+        """Returns the device's logits, the caches with these tokens written, and the experts of
+        each token."""
         model = self.policy.bind(params)
-        partition = ManualPartition(self.layout)
         hidden, written, routed = model(
-            tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
+            tokens, positions, tuple(caches), partition=self.partition, dtype=self.dtype
         )
         assert written is not None  # caches went in
-        return model.logits(hidden, partition), tuple(map(kept, written)), routed.experts
+        return model.logits(hidden), tuple(map(kept, written)), routed.experts
 
     def draw(
         self,
@@ -122,15 +128,22 @@ class DecodeStep:
         seen: Seen,
         endings: Int[Array, "rows endings"],
         ahead: Ahead | None,
+        partition: Partition | None = None,
     ) -> Drawn:
+        """Draws a token from each row of logits. `partition` splits their vocabulary, by default as
+        the layout does. Logits are gathered if that splits a block."""
+        partition = partition or self.partition
+        if not has_whole_blocks(logits.shape[1], partition.num_shards("vocab")):
+            logits = partition.gather(logits, "vocab")
+            partition = WHOLE
         may_end = position + 1 >= sampling.may_end_at
         forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-        size = self.policy.config.vocab_size
+        vocab: Any = {"vocab_size": self.policy.config.vocab_size, "partition": partition}
         tokens, logprobs, unfiltered = sample(
-            logits, keys, sampling, seen, forbidden, ahead, vocab_size=size
+            logits, keys, sampling, seen, forbidden, ahead, **vocab
         )
         top_tokens, top_logprobs = likeliest(
-            logits, sampling.wants_top, count=self.max_logprobs, vocab_size=size
+            logits, sampling.wants_top, count=self.max_logprobs, **vocab
         )
         return Drawn(tokens, logprobs, unfiltered, top_tokens, top_logprobs, routed)
 

@@ -9,14 +9,33 @@ variation distance of two distributions on a level. With the same noise their sa
 with probability ≥ (1 - d) / (1 + d) (arXiv 2408.07978). A single level would need noise for the
 whole vocabulary.
 
-Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.
+If each device has whole blocks of the vocabulary, it chooses a token among those, and only these
+tokens are sent. The chosen token is the same as on one device: of equals, the first.
+
+Knows logits, temperatures, keys and shards. Knows nothing of penalties, filters or rows that share
+a step.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-BLOCK = 128  # most tokens of a block; the padded vocabulary is a multiple of it
+from pat_jax.models.config import VOCAB_BLOCK
+from pat_jax.models.partition import Partition
+
+WHOLE = Partition()
+
+
+def block_width(vocab: int) -> int:
+    """Returns the number of tokens of each block of a padded vocabulary of size `vocab`."""
+    return max(n for n in range(1, VOCAB_BLOCK + 1) if vocab % n == 0)
+
+
+def has_whole_blocks(shard: int, num_shards: int) -> bool:
+    """Whether no block lies on two shards, of `shard` tokens each."""
+    return shard % block_width(shard * num_shards) == 0
 
 
 def position_keys(
@@ -50,6 +69,7 @@ def draw(
     divisor: Float[Array, " rows"],
     keys: UInt32[Array, "rows 2"],
     is_greedy: Bool[Array, " rows"],
+    partition: Partition = WHOLE,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """Samples a token per row from softmax(logits / divisor), or takes the likeliest if greedy.
 
@@ -57,27 +77,65 @@ def draw(
     read twice, and no array of their size is written. argmax(log p + G) is argmax(p / E).
 
     Args:
+      logits: whole, or a shard of the vocabulary that has whole blocks.
       keys: see `position_keys`.
+      partition: how the vocabulary is split.
 
     Returns:
       The tokens; log-probabilities in nats, never above 0, NaN where a logit is NaN or infinite.
     """
-    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
-    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    blocks, first, num_blocks = _in_blocks(logits, partition)
+    _, count, width = blocks.shape
     highest = jnp.max(blocks, axis=-1)
-    largest = jnp.max(highest, axis=-1)
+    largest = jnp.max(partition.gather(jnp.max(highest, axis=1, keepdims=True), "vocab"), axis=1)
     masses = jnp.sum(jnp.exp(scaled(blocks, largest, divisor)), axis=-1)
     # XLA:CPU's maximum may pass over a NaN, such as an infinite logit less itself: sums do not.
     total = jnp.sum(masses, axis=-1)
     # Noise of the tokens comes first, because the number of blocks depends on the padding.
-    noise = exponentials(keys, width + blocks.shape[1])
+    noise = exponentials(keys, width + num_blocks)
+    of_blocks = jax.lax.dynamic_slice_in_dim(noise, width + first, count, axis=1)
     is_best = (is_greedy | jnp.isnan(total))[:, None]
-    block = jnp.argmax(jnp.where(is_best, highest, masses / noise[:, width:]), axis=-1)
+    scores = jnp.where(is_best, highest, masses / of_blocks)
+    block = jnp.argmax(scores, axis=-1)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     probs = jnp.exp(scaled(inside, _pick(highest, block), divisor))
     place = jnp.argmax(jnp.where(is_best, inside, probs / noise[:, :width]), axis=-1)
-    logprobs = scaled(_pick(inside, place), largest, divisor) - jnp.log(total)
-    return (block * width + place).astype(jnp.int32), logprobs
+    tokens = ((first + block) * width + place).astype(jnp.int32)
+    of_shard = _Candidate(_pick(scores, block), tokens, _pick(inside, place), total)
+    found = _best_of_shards(of_shard, partition)
+    return found.token, scaled(found.logit, largest, divisor) - jnp.log(found.total)
+
+
+class _Candidate(NamedTuple):
+    """The token of each row that is chosen among those of a shard, or of all shards."""
+
+    score: Float[Array, " rows"]  # of its block
+    token: Int[Array, " rows"]
+    logit: Float[Array, " rows"]
+    total: Float[Array, " rows"]  # mass of all tokens among which it is chosen
+
+
+def _in_blocks(
+    logits: Float[Array, "rows shard"], partition: Partition
+) -> tuple[Float[Array, "rows blocks width"], Array | int, int]:
+    """Returns a shard in blocks, the number of the first of them, and the number of all blocks."""
+    num_shards = partition.num_shards("vocab")
+    width = block_width(logits.shape[1] * num_shards)
+    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    count = blocks.shape[1]
+    return blocks, partition.shard_index("vocab") * count, num_shards * count
+
+
+def _best_of_shards(of_shard: _Candidate, partition: Partition) -> _Candidate:
+    if partition.num_shards("vocab") == 1:
+        return of_shard
+    # One collective for all four: float32 holds the number of any token exactly.
+    mine = jnp.stack([x.astype(jnp.float32) for x in of_shard], axis=-1)
+    every = jnp.reshape(partition.gather(mine, "vocab"), (len(mine), -1, len(of_shard)))
+    score, token, logit, total = jnp.unstack(every, axis=-1)
+    shard = jnp.argmax(score, axis=1)
+    token = _pick(token, shard).astype(jnp.int32)
+    return _Candidate(_pick(score, shard), token, _pick(logit, shard), jnp.sum(total, axis=1))
 
 
 def log_prob(

@@ -5,7 +5,8 @@ noise depends only on its sequence's key and its position. Row, device and batch
 cannot change what is sampled.
 
 If any row has an option, another branch samples all rows. Its probabilities are the same up to
-rounding, so that a row without options may get another token at a near-tie.
+rounding, so that a row without options may get another token at a near-tie. That branch gathers the
+logits of all shards of the vocabulary; without options, each device draws from its own shard.
 
 A NaN logit makes every log-probability of its row NaN, whatever the options are: filters are
 written so that a NaN survives them.
@@ -18,17 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from pat_jax.engine.device.decode.gumbel import draw, log_prob, scaled
+from pat_jax.engine.device.decode.gumbel import WHOLE, draw, log_prob, scaled
 from pat_jax.engine.sequences.types import RowSampling
+from pat_jax.models.partition import Partition
 
 NEG_INF = -1e30  # a finite number in place of minus infinity
 
+Keys = UInt32[Array, "rows 2"]  # of the noise of each token, see `gumbel.position_keys`
 # Sets of tokens in prompt and response, and in the response alone, see `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
 
 
 class Ahead(NamedTuple):
-    """What penalties need for a token that is sampled behind draft tokens not yet accepted."""
+    """What penalties need for tokens that are sampled behind draft tokens not yet accepted. Several
+    of them share a row of `Seen`."""
 
     row: Int[Array, " rows"]  # the row of `Seen` for each sampled token
     # The draft tokens before each sampled token, which count as its response; negative: none.
@@ -42,38 +46,38 @@ def sequence_key(*ids: int) -> np.ndarray:
 
 def sample(
     logits: Float[Array, "rows padded_vocab"],
-    keys: UInt32[Array, "rows 2"],
+    keys: Keys,
     options: RowSampling,
     seen: Seen,
     forbidden: Int[Array, "rows some"],
     ahead: Ahead | None = None,
     *,
     vocab_size: int,
+    partition: Partition = WHOLE,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
     """Samples a token per row from softmax(filter(penalize(logits)) / temperature).
 
     Args:
-      keys: noise key of each token, see `gumbel.position_keys`.
       seen: the tokens that penalties apply to; a row without penalties may hold anything.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
-      ahead: given if drafts are verified: then several rows of `logits` share a row of `seen`.
       vocab_size: token ids from this number on are padding and never drawn.
+      partition: splits the vocabulary of `logits` into shards that have whole blocks.
 
     Returns:
-      The tokens, and their log-probabilities in nats under two distributions. The first is the one
-      drawn from. The second is softmax(logits / temperature), the policy that a trainer knows, with
-      temperature 1 for greedy tokens. Never above 0; NaN if a logit is NaN or infinite.
+      The tokens, and their log-probabilities (see `draw`): under the distribution drawn from, and
+      under softmax(logits / temperature), the policy that a trainer knows; greedy: temperature 1.
     """
     is_greedy = options.temperature <= 0
     divisor = jnp.where(is_greedy, 1.0, options.temperature)
     is_changed = _has_option(options, is_greedy) | jnp.any(forbidden >= 0, axis=1)
 
     def plain(logits: Array) -> tuple[Array, Array, Array]:
-        tokens, logprobs = draw(_in_vocab(logits, vocab_size), divisor, keys, is_greedy)
+        own = _in_vocab(logits, vocab_size, partition)
+        tokens, logprobs = draw(own, divisor, keys, is_greedy, partition)
         return tokens, logprobs, logprobs
 
     def changed(logits: Array) -> tuple[Array, Array, Array]:
-        logits = _in_vocab(logits, vocab_size)
+        logits = _in_vocab(partition.gather(logits, "vocab"), vocab_size)
         allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
         tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
         return tokens, logprobs, jnp.where(is_changed, log_prob(logits, divisor, tokens), logprobs)
@@ -88,6 +92,7 @@ def likeliest(
     *,
     count: int,
     vocab_size: int,
+    partition: Partition = WHOLE,
 ) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
     """Returns the model's likeliest tokens and their log-probabilities, the likeliest first.
 
@@ -96,7 +101,8 @@ def likeliest(
     shape = (logits.shape[0], count)
 
     def find(logits: Array) -> tuple[Array, Array]:
-        log_probs = jax.nn.log_softmax(_in_vocab(logits, vocab_size), axis=-1)
+        whole = _in_vocab(partition.gather(logits, "vocab"), vocab_size)
+        log_probs = jax.nn.log_softmax(whole, axis=-1)
         top, tokens = jax.lax.top_k(log_probs, count)
         return tokens.astype(jnp.int32), top
 
@@ -120,11 +126,14 @@ def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "r
     return seen.at[rows, :, words].add(more)
 
 
-def _in_vocab(logits: Array, vocab_size: int) -> Array:
+def _in_vocab(logits: Array, vocab_size: int, partition: Partition = WHOLE) -> Array:
+    """Returns float32 logits with NEG_INF for padding."""
     logits = logits.astype(jnp.float32)
-    if vocab_size == logits.shape[-1]:
+    shard = logits.shape[-1]
+    if vocab_size == shard * partition.num_shards("vocab"):
         return logits
-    return jnp.where(jnp.arange(logits.shape[-1])[None, :] < vocab_size, logits, NEG_INF)
+    tokens = partition.shard_index("vocab") * shard + jnp.arange(shard)
+    return jnp.where(tokens[None, :] < vocab_size, logits, NEG_INF)
 
 
 def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:

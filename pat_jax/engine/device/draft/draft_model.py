@@ -80,13 +80,13 @@ class ModelDrafter(Drafter):
         step, rows = asked.step, moving.rows
         drafting = moving.drafting
         row = jnp.arange(len(rows.running))
+        partition = ManualPartition(whole_on_each(step.layout))
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
             line = two_each(rows.running, position)
             tokens = jnp.stack(recent, axis=1)
             tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
             model = self.model.bind(asked.own_params)
-            partition = ManualPartition(whole_on_each(step.layout))
             hidden, written, _ = model(
                 jnp.reshape(tokens, (1, -1)),
                 line.slots[None],
@@ -97,11 +97,13 @@ class ModelDrafter(Drafter):
             assert written is not None  # caches went in
             newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
             known = self.model.config.vocab_size
-            logits = model.logits(newest, partition)[:, :known]
+            logits = model.logits(newest)[:, :known]
             of_policy = step.policy.config.padded_vocab_size
             return of_size(logits, of_policy), tuple(map(kept, written))
 
-        proposal, written = generated(asked, moving, drafting.previous, pass_, drafting.pool)
+        proposal, written = generated(
+            asked, moving, drafting.previous, pass_, drafting.pool, partition
+        )
         return proposal, moving._replace(drafting=drafting._replace(pool=written))
 
     def catch_up(

@@ -23,16 +23,21 @@ from pat_jax.engine.device.token_batch import Counts, met_by
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.layout.layout import Layout
-from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.models.layers import exit_hidden
+from pat_jax.models.partition import Partition
 
 # (two newest tokens of each row, position of the newest, caches) -> (logits, caches)
 Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vocab"], tuple]]
 
 
 def generated(
-    asked: Asked, moving: Moving, previous: Int[Array, " rows"], pass_: Pass, caches: Sequence
+    asked: Asked,
+    moving: Moving,
+    previous: Int[Array, " rows"],
+    pass_: Pass,
+    caches: Sequence,
+    partition: Partition | None = None,
 ) -> tuple[Proposal, tuple]:
     """Generates `num_draft_tokens` tokens for each row, one after the other.
 
@@ -43,6 +48,7 @@ def generated(
       previous: the token before each row's newest one, if `pass_` uses it.
       pass_: one forward pass of the model.
       caches: the caches that `pass_` writes to.
+      partition: how the vocabulary of `pass_` is split, by default as the policy's.
     """
     rows = moving.rows
     count = asked.num_draft_tokens
@@ -52,7 +58,7 @@ def generated(
         previous, newest, proposed, caches = carry
         position = rows.position + turn
         logits, caches = pass_((previous, newest), position, caches)
-        token = _drawn(asked, moving, logits, position, turn, proposed)
+        token = _drawn(asked, moving, logits, partition, position, turn, proposed)
         return newest, token, proposed.at[:, turn].set(token), caches
 
     nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
@@ -68,6 +74,7 @@ def _drawn(
     asked: Asked,
     moving: Moving,
     logits: Float[Array, "rows vocab"],
+    partition: Partition | None,
     position: Int[Array, " rows"],
     turn: Int[Array, ""],
     proposed: Int[Array, "rows draft"],
@@ -80,7 +87,9 @@ def _drawn(
     ahead = Ahead(row, proposed)
     endings = step.endings(rows)
     # The compiler drops the computation of the likeliest tokens, which are not used.
-    drawn = step.draw(logits, None, key, position, rows.sampling, moving.seen, endings, ahead)
+    drawn = step.draw(
+        logits, None, key, position, rows.sampling, moving.seen, endings, ahead, partition
+    )
     return drawn.tokens
 
 
@@ -108,19 +117,18 @@ class EarlyExit(Drafter):
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
             model = step.policy.bind(asked.params)
-            partition = ManualPartition(step.layout)
             row = jnp.arange(len(rows.running))
             line = Line(row, rows.running, jnp.zeros_like(row), row[:, None], position)
             hidden, written, _ = model(
                 recent[1][None],
                 position[None],
                 views(caches, asked.tables, rows, line, 1 + asked.num_draft_tokens),
-                partition=partition,
+                partition=step.partition,
                 dtype=step.dtype,
                 depth=depth,
             )
             assert written is not None  # caches went in
-            logits = model.logits(exit_hidden(hidden[0], asked.own_params), partition)
+            logits = model.logits(exit_hidden(hidden[0], asked.own_params))
             return logits, tuple(map(kept, written))
 
         no_matter = rows.last_token

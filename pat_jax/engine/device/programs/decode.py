@@ -2,8 +2,10 @@
 
 Each is written for one device's shard and wrapped in `shard_map`. So every collective in the
 compiled program is written here or in the model. A decode step has two all-reduces per layer, one
-for the embedding, and one all-gather of the logits. Every `check_every` steps, a maximum over the
-replicas finds how many rows run in the fullest one, and whether any lacks pages.
+for the embedding, and two small all-gathers that choose tokens over the shards of the vocabulary.
+Logits are gathered only if a row has an option of sampling, or if shards split blocks of tokens.
+Every `check_every` steps, a maximum over the replicas finds how many rows run in the fullest one,
+and whether any lacks pages.
 """
 
 from collections.abc import Callable
