@@ -8,16 +8,19 @@ Padding adds query heads of zeros to each KV head; nothing reads or trains these
 from functools import partial
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.cache.paged_layer import LayerCache
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows
-from pat_jax.models.layers import Rotation, linear, rms_norm, rotate
+from pat_jax.models.layers import Rotation, linear
 from pat_jax.models.parameters import Keys, normal, ones, padded, param, zeros
 from pat_jax.models.partition import Partition
+from pat_jax.models.projected import Projected, in_parts
 
 Cache = TypeVar("Cache", bound=LayerCache)
 
@@ -69,10 +72,10 @@ class Attention(nnx.Module):
         cache: Cache | None,
         partition: Partition,
     ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
-        queries, keys, values = self._project(x)
-        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        queries = partition.constrain(queries, *QUERIES)
+        projected = self._project(x, rotation, partition.kernels if cache is not None else ANYWHERE)
         if cache is None:
+            queries, keys, values = projected.finished()
+            queries = partition.constrain(queries, *QUERIES)
             attended = partition.on_shards(
                 partial(attend_rows, kernels=partition.kernels),
                 [
@@ -84,7 +87,7 @@ class Attention(nnx.Module):
                 QUERIES,
             )
         else:
-            attended, cache = cache.attend(queries, keys, values, positions, partition.kernels)
+            attended, cache = cache.attend(projected, positions, partition.kernels)
         attended = self._without_padding(attended, partition)
         out = linear(attended, self.out.get_value(), contracted=3)
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
@@ -98,15 +101,17 @@ class Attention(nnx.Module):
         query = partition.shard_index("queries_per_kv") * here + jnp.arange(here)
         return jnp.where((query < config.queries_per_kv)[None, None, None, :, None], attended, 0)
 
-    def _project(self, x: Array) -> tuple[Array, Array, Array]:
-        queries = linear(x, self.query.get_value())
-        keys = linear(x, self.key.get_value())
-        values = linear(x, self.value.get_value())
-        if self.config.attention_bias:
+    def _project(self, x: Array, rotation: Rotation, kernels: Kernels) -> Projected:
+        norms = (self.query_norm[...], self.key_norm[...]) if self.config.qk_norm else None
+        weights = [each.get_value() for each in (self.query, self.key, self.value)]
+        has_bias = self.config.attention_bias
+        parts = ()
+        if kernels.adds_parts and not has_bias and all(isinstance(w, jax.Array) for w in weights):
+            parts = in_parts(x, weights)
+        queries, keys, values = (linear(x, weight) for weight in weights)
+        if has_bias:
             queries += self.query_bias[...].astype(x.dtype)[None, None]
             keys += self.key_bias[...].astype(x.dtype)[None, None]
             values += self.value_bias[...].astype(x.dtype)[None, None]
-        if self.config.qk_norm:
-            queries = rms_norm(queries, self.query_norm[...], self.config.norm_eps)
-            keys = rms_norm(keys, self.key_norm[...], self.config.norm_eps)
-        return queries, keys, values
+        eps = self.config.norm_eps
+        return Projected(queries, keys, values, rotation, norms, eps, parts)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.layers import MASKED
+from pat_jax.models.projected import Projected
 
 
 @functools.partial(
@@ -44,12 +45,7 @@ class BurstLayer:
         return cls(jnp.swapaxes(keys, 1, 2), values, start, min(steps, values.shape[1]))
 
     def attend(
-        self,
-        queries: Float[Array, "rows 1 kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "rows 1 kv_heads head_dim"],
-        values: Float[Array, "rows 1 kv_heads head_dim"],
-        positions: Int[Array, "rows 1"],
-        kernels: Kernels,
+        self, new: Projected, positions: Int[Array, "rows 1"], kernels: Kernels
     ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
         """Implements `LayerCache.attend` for one token per row.
 
@@ -57,6 +53,7 @@ class BurstLayer:
         the same number of steps since `begin`, so they write to the same column.
         """
         del kernels  # no kernel reads contiguous rows
+        queries, keys, values = new.finished()
         step = jnp.max(positions[:, 0] - self.start)
         column = self.values.shape[1] - 1 - step
         cache = BurstLayer(

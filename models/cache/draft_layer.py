@@ -25,6 +25,7 @@ from pat_jax.models.cache.burst_layer import attend_to_copies
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.layers import sees
+from pat_jax.models.projected import Projected
 
 
 class Line(NamedTuple):
@@ -89,22 +90,16 @@ class DraftPages(NamedTuple):
     line: Line
 
     def attend(
-        self,
-        queries: Float[Array, "1 tokens kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "1 tokens kv_heads head_dim"],
-        values: Float[Array, "1 tokens kv_heads head_dim"],
-        positions: Int[Array, "1 tokens"],
-        kernels: Kernels,
+        self, new: Projected, positions: Int[Array, "1 tokens"], kernels: Kernels
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """Implements `LayerCache.attend` for all rows in one line."""
         del positions  # `line` has them
         # Entries without a token write to NULL_PAGE.
         of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
         each = PagedLayer(self.keys, self.values, of_token)
-        keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
-        written = each.write(keys, values, self.line.slots)
+        queries, written = each.append(new.by_token(), self.line.slots, kernels)
         cache = PagedLayer(written.keys, written.values, self.table)
-        queries = self.line.by_row(queries)
+        queries = self.line.by_row(jnp.swapaxes(queries, 0, 1))
         start = self.line.start
         attended = cache.read(queries, start, kernels, kernels.verify, trunk=self.line.trunk)
         pages = DraftPages(cache.keys, cache.values, self.table, self.line)
@@ -166,16 +161,12 @@ class DraftRows(NamedTuple):
     line: Line
 
     def attend(
-        self,
-        queries: Float[Array, "1 tokens kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "1 tokens kv_heads head_dim"],
-        values: Float[Array, "1 tokens kv_heads head_dim"],
-        positions: Int[Array, "1 tokens"],
-        kernels: Kernels,
+        self, new: Projected, positions: Int[Array, "1 tokens"], kernels: Kernels
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftRows"]:
         """Implements `LayerCache.attend` for all rows in one line."""
         del positions, kernels  # the line has the positions; no kernel reads contiguous rows
         line = self.line
+        queries, keys, values = new.finished()
         keys, values = line.by_row(keys), line.by_row(values)
         copy = DraftCopy(
             _put(self.copy.keys, jnp.transpose(keys, (0, 2, 3, 1)), line.start, axis=2),

@@ -13,12 +13,13 @@ on a TPU, `paged_prefill` otherwise. `Kernels` says whether plain operations or 
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernels.append_gpu import append_on_gpu
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels, Way
 from pat_jax.models.kernels.paged_decode import attend_on_tpu
 from pat_jax.models.kernels.paged_prefill import (
@@ -28,6 +29,7 @@ from pat_jax.models.kernels.paged_prefill import (
     fits_tpu,
 )
 from pat_jax.models.layers import attend, attend_where, sees
+from pat_jax.models.projected import Projected
 
 KV_AXES = ("pages", "kv_heads", None, None)
 NULL_PAGE = 0  # a page of every pool that empty rows read and write
@@ -37,16 +39,14 @@ class LayerCache(Protocol):
     """The keys and values of one layer. The model calls only `attend`."""
 
     def attend(
-        self,
-        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "rows length kv_heads head_dim"],
-        values: Float[Array, "rows length kv_heads head_dim"],
-        positions: Int[Array, "rows length"],
-        kernels: Kernels,
+        self, new: Projected, positions: Int[Array, "rows length"], kernels: Kernels
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
         """Stores the keys and values of consecutive tokens, then computes attention.
 
         Each query sees all keys in its row up to its own position.
+
+        Args:
+          new: queries, keys and values, to which the cache applies norms and rotation.
         """
         ...
 
@@ -56,16 +56,19 @@ class PageKernels(NamedTuple):
 
     decode: Callable[..., Array]  # for blocks of one query
     blocks: Callable[..., Array]  # for prefill and for verifying drafts
-    fits: Callable[[int, int], bool]  # whether both kernels support a page size and head dimension
+    fits: Callable[[int, int], bool]  # whether the kernels support a page size and head dimension
+    append: Callable[..., Any] | None = None  # for single tokens; without it XLA appends them
 
 
-_ON_GPU = PageKernels(attend_blocks_on_gpu, attend_blocks_on_gpu, fits_gpu)
+_ON_GPU = PageKernels(attend_blocks_on_gpu, attend_blocks_on_gpu, fits_gpu, append_on_gpu)
 _INTERPRETED = partial(attend_blocks_on_gpu, interpret=True)
 KERNELS: Mapping[str, PageKernels] = {
     "gpu": _ON_GPU,
     "cuda": _ON_GPU,
     "tpu": PageKernels(attend_on_tpu, attend_blocks_on_tpu, fits_tpu),
-    "cpu": PageKernels(_INTERPRETED, _INTERPRETED, fits_gpu),
+    "cpu": PageKernels(
+        _INTERPRETED, _INTERPRETED, fits_gpu, partial(append_on_gpu, interpret=True)
+    ),
 }
 
 
@@ -91,12 +94,7 @@ class PagedLayer(NamedTuple):
         return self.keys.shape[2]
 
     def attend(
-        self,
-        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "rows length kv_heads head_dim"],
-        values: Float[Array, "rows length kv_heads head_dim"],
-        positions: Int[Array, "rows length"],
-        kernels: Kernels,
+        self, new: Projected, positions: Int[Array, "rows length"], kernels: Kernels
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
         """Implements `LayerCache.attend`.
 
@@ -104,7 +102,7 @@ class PagedLayer(NamedTuple):
         call. The caller ensures that a row's new tokens lie within one page. Without a kernel for
         these shapes, pages are gathered.
         """
-        cache = self.write(keys, values, positions[:, 0])
+        queries, cache = self.append(new, positions[:, 0], kernels)
         way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
         return cache.read(queries, positions[:, 0], kernels, way), cache
 
@@ -135,6 +133,24 @@ class PagedLayer(NamedTuple):
             start = jnp.where(self.table[:, 0] == NULL_PAGE, 0, jnp.minimum(start, last))
             trunk = None
         return compute(queries, self.keys, self.values, self.table, start, trunk)
+
+    def append(
+        self, new: Projected, start: Int[Array, " rows"], kernels: Kernels
+    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
+        """Returns the finished queries, and the cache with the tokens written as by `write`.
+
+        A GPU that decodes by a kernel has one for single tokens, too."""
+        takes_here = kernels.decode == PALLAS and takes(
+            kernels.platform, self.page_size, self.keys.shape[-1]
+        )
+        append = KERNELS[kernels.platform].append if takes_here else None
+        if append is None or new.keys.shape[1] > 1:
+            queries, keys, values = new.finished()
+            return queries, self.write(keys, values, start)
+        pages, _ = self._place(start)
+        pools = self.keys, self.values
+        queries, (keys, values) = append(new, pools, pages, start, null_page=NULL_PAGE)
+        return queries, PagedLayer(keys, values, self.table)
 
     def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
         """Returns every row's keys and values as contiguous rows of width * page_size tokens."""

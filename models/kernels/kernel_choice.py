@@ -51,6 +51,11 @@ class Kernels:
         return tuple(name for name in NAMES if self.way(name) == PALLAS)
 
     @property
+    def adds_parts(self) -> bool:
+        """Whether a kernel adds the parts of the projections of tokens that are decoded."""
+        return self.decode == PALLAS and self.platform != "tpu"
+
+    @property
     def reads_pages(self) -> bool:
         """Whether some kernel reads pages in place."""
         return not set(OVER_PAGES).isdisjoint(self.chosen)

@@ -11,7 +11,7 @@ from pat_jax.engine.warm_up.kernel_check import check_kernels
 from pat_jax.models.kernels.kernel_choice import Kernels
 
 pytestmark = pytest.mark.gpu
-NAMES = ["decode", "prefill", "verify", "rows forward", "rows backward"]
+NAMES = ["decode", "prefill", "verify", "append", "rows forward", "rows backward"]
 # KV heads of a device, query heads on each, their width, tokens of a page. An interpreted kernel takes minutes
 # for as many heads as models have.
 SHAPES = {

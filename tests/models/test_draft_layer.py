@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from projections import as_they_are
 
 from pat_jax.engine.device.token_batch import line_of
 from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows
@@ -78,8 +79,8 @@ def kept(cache: DraftPages | DraftRows, row: int, slot: int) -> np.ndarray:
 
 
 @jax.jit
-def attend(cache: Any, *arrays: Any) -> Any:
-    return cache.attend(*arrays, ANYWHERE)
+def attend(cache: Any, queries: Any, keys: Any, values: Any, positions: Any) -> Any:
+    return cache.attend(as_they_are(queries, keys, values), positions, ANYWHERE)
 
 
 @jax.jit

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from platforms import lowered_for
+from projections import as_they_are
 
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, PLAIN, Kernels
@@ -165,7 +166,7 @@ def lowered(
     positions = jax.ShapeDtypeStruct((4, length), jnp.int32)
     layer = PagedLayer(pool, pool, table)
     attend = partial(PagedLayer.attend, kernels=Kernels.of(platform))
-    return lowered_for(platform, attend, layer, queries, new, new, positions)
+    return lowered_for(platform, attend, layer, as_they_are(queries, new, new), positions)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -17,7 +17,7 @@ LENGTH = 2048  # of the rows that the worker's program has room for
 
 @pytest.mark.cross_compile
 @pytest.mark.parametrize(
-    ("name", "a_layer", "outside"), [("qwen3-0.6b", (15, 16), 24), ("llama-3.1-8b", (18, 15), 24)]
+    ("name", "a_layer", "outside"), [("qwen3-0.6b", (12, 11), 24), ("llama-3.1-8b", (16, 13), 24)]
 )
 def test_a_decode_step_has_few_kernels_and_copies_no_pool(name, a_layer, outside):
     target = Target.parse("h100:1")

@@ -56,7 +56,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 def test_kernels_that_are_right_stay():
     assert looked_at() == dict.fromkeys(
-        ("decode", "prefill", "verify", "rows forward", "rows backward"), ""
+        ("decode", "prefill", "verify", "append", "rows forward", "rows backward"), ""
     )
     # Shapes that kernels over pages do not take are gathered by everybody.
     assert set(looked_at(replace(PART, head_dim=24))) == {"rows forward", "rows backward"}
@@ -113,14 +113,14 @@ def test_what_was_right_is_asked_once_and_what_was_wrong_again(broken, tmp_path,
     assert set(seen(kept=path)) == {"decode"}
     assert not [key for key in json.loads(path.read_text()) if '"decode"' in key]
     other = replace(PART, kv_heads=1)
-    assert len(seen(other, kept=path)) == 2
+    assert len(seen(other, kept=path)) == 3
     assert set(seen(kept=path)) == {"decode"}  # both are there
     for name, value in (("__version__", "of tomorrow"), ("sources", lambda: "edited")):
         with monkeypatch.context() as changed:
             changed.setattr(kernel_check, name, value)
-            assert len(seen(kept=path)) == 2
+            assert len(seen(kept=path)) == 3
     path.write_text("[3, {")
-    assert len(seen(kept=path)) == 2
+    assert len(seen(kept=path)) == 3
 
 
 def test_kernels_of_a_model_with_other_processes_devices_are_checked_here(monkeypatch):
@@ -148,7 +148,7 @@ def test_every_kernel_compiles_for_a_machine_that_is_not_here(target: str, model
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    names = {"decode", "prefill", "verify", "rows forward", "rows backward"}
+    names = {"decode", "prefill", "verify", "append", "rows forward", "rows backward"}
     assert {name for name, _ in found} == names | (
         OF_EXPERTS if model == "qwen3-30b-a3b" else set()
     )

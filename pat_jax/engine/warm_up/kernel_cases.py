@@ -22,10 +22,13 @@ from pat_jax.models.kernels.expert_mlp import mlp_by_expert, takes_weight
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
+from pat_jax.models.layers import Rotation
+from pat_jax.models.projected import Projected
 from pat_jax.models.weight_formats import WeightFormat, abstract_weight, stored
 
 TOKENS = 320  # of a row: more keys than one block of a GPU's or a TPU's kernel has
 ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # lengths of decoding rows; short ones show every key
+EPS = 1e-6  # of the norms of heads
 TURNS = 6  # tokens of a row that a step verifies
 SHARP = 2.0  # scales attention scores: if they were more even, a missing key would not show
 EXPERTS, PER_TOKEN = 4, 2  # the last expert has no row
@@ -97,6 +100,7 @@ def cases_of(part: Part, kernels: Kernels) -> list[Case]:
         Case("decode", "decode", _over_pages, _pages(part, ENDS, 1)),
         Case("prefill", "prefill", _over_pages, _prefill(part)),
         Case("verify", "verify", _over_pages, _verify(part)),
+        *([Case("append", "decode", _append, _tokens(part))] if kernels.adds_parts else ()),
     ]
     rows = [
         Case("rows forward", "rows", _rows_forward, _rows(part, kernels.platform)),
@@ -132,6 +136,18 @@ def _over_pages(kernels: Kernels, name: str, *arrays: Array) -> Array:
     layer = PagedLayer(keys, values, table)
     way = kernels.way(name)
     return layer.read(queries, start, kernels, way, trunk=trunk[0] if trunk else None)
+
+
+def _append(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, ...]:
+    heads, keys, values, table, start, cos, sin, *norms = arrays
+    _, rows, length, _, dim = heads.shape
+    count = keys.shape[1]
+    whole = jnp.sum(heads, axis=0)
+    queries = jnp.reshape(whole[:, :, : -2 * count], (rows, length, count, -1, dim))
+    each = queries, whole[:, :, -2 * count : -count], whole[:, :, -count:]
+    new = Projected(*each, Rotation(cos, sin), (norms[0], norms[1]), EPS, (heads,))
+    queries, layer = PagedLayer(keys, values, table).append(new, start, kernels)
+    return queries, layer.keys, layer.values
 
 
 def _rows_forward(kernels: Kernels, name: str, *arrays: Array) -> Array:
@@ -184,6 +200,18 @@ def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
     start = np.array(ends, np.int32) - queries
     asked = SHARP * rng.normal(size=shape).astype(np.float32)
     return [asked, keys, values, table, start]
+
+
+def _tokens(part: Part) -> list[np.ndarray]:
+    """A token of each row as two parts of its heads, pages, and what norms and rotates heads."""
+    rng = np.random.default_rng(4)
+    _, keys, values, table, start = _pages(part, ENDS, 1)
+    rows, dim = len(table), part.head_dim
+    heads = rng.normal(size=(2, rows, 1, part.kv_heads * (part.queries_per_kv + 2), dim))
+    angles = rng.uniform(0, 2 * np.pi, (rows, 1, dim // 2))
+    floats = [heads, np.cos(angles), np.sin(angles), *rng.uniform(0.5, 2, (2, dim))]
+    heads, *others = (x.astype(np.float32) for x in floats)
+    return [heads, keys, values, table, start, *others]
 
 
 def _prefill(part: Part) -> list[np.ndarray]:
