@@ -7,8 +7,8 @@ its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to 
 beyond a row's tokens name it, and empty rows read and write it; it stays zero.
 
 On any back end, plain operations gather each row's pages and attend over them as dense rows. On a
-TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single tokens
-on a TPU, `paged_prefill` otherwise. `Kernels` says whether plain operations or kernels are used.
+TPU or an NVIDIA GPU, kernels read the pages in place: `paged_tpu` on a TPU, `paged_prefill` on a
+GPU. `Kernels` says whether plain operations or kernels are used.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,13 +21,8 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.kernels.append_gpu import append_on_gpu
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels, Way
-from pat_jax.models.kernels.paged_decode import attend_on_tpu
-from pat_jax.models.kernels.paged_prefill import (
-    attend_blocks_on_gpu,
-    attend_blocks_on_tpu,
-    fits_gpu,
-    fits_tpu,
-)
+from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu, fits_gpu
+from pat_jax.models.kernels.paged_tpu import attend_blocks_on_tpu, fits_tpu
 from pat_jax.models.layers import attend, attend_where, sees
 from pat_jax.models.projected import Projected
 
@@ -65,7 +60,7 @@ _INTERPRETED = partial(attend_blocks_on_gpu, interpret=True)
 KERNELS: Mapping[str, PageKernels] = {
     "gpu": _ON_GPU,
     "cuda": _ON_GPU,
-    "tpu": PageKernels(attend_on_tpu, attend_blocks_on_tpu, fits_tpu),
+    "tpu": PageKernels(attend_blocks_on_tpu, attend_blocks_on_tpu, fits_tpu),
     "cpu": PageKernels(
         _INTERPRETED, _INTERPRETED, fits_gpu, partial(append_on_gpu, interpret=True)
     ),

@@ -2,8 +2,7 @@
 
 This is flash attention (arXiv 2307.08691) with a block table, since no kernel of JAX fits. For GPUs
 JAX has none that reads pages; ours can also split the keys of a row over programs, for decoding.
-JAX's TPU kernel, `ragged_paged_attention`, needs a pool [pages, page_size, 2 * kv_heads, head_dim]
-with alternating keys and values, to which our pool cannot be reshaped without a copy.
+`paged_tpu` is the same for TPUs.
 """
 
 import functools
@@ -12,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu, triton
+from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.kernels.join_parts_gpu import join_parts
@@ -28,19 +27,12 @@ ROW_PARTS = 16
 GPU_AT_ONCE = 512
 GPU_PARTS = 128  # most parts of a row's keys
 SMALL_TILE = 32  # queries of a program that mostly waits for memory
-TPU_KEYS = 128  # keys that a program multiplies at once
 LEAST_SIDE = 16  # least dimension of a product on tensor cores; rows of a TPU's bfloat16 register
-TPU_LANES = 128  # values in a row of a register
 
 
 def fits_gpu(page_size: int, head_dim: int) -> bool:
     """Whether the GPU kernels, also for decoding, can be lowered: Triton needs powers of two."""
     return page_size.bit_count() == head_dim.bit_count() == 1 and head_dim >= LEAST_SIDE
-
-
-def fits_tpu(page_size: int, head_dim: int) -> bool:
-    """Whether the TPU kernels, also for decoding, can be lowered: pages must be whole registers."""
-    return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))
@@ -63,7 +55,7 @@ def attend_blocks_on_gpu(
     rows, length, heads, group, dim = queries.shape
     count = length * group
     tile = min(max(pl.next_power_of_2(count), LEAST_SIDE), GPU_QUERIES)
-    table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
+    table = whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
     grid = rows, heads, pl.cdiv(count, tile)
     parts = _parts(math.prod(grid), tile, table.shape[1] // at_once)
     taken, given = _blocks_on_gpu(table.shape[1], keys.shape, count, tile, dim)
@@ -82,8 +74,8 @@ def attend_blocks_on_gpu(
         compiler_params=_schedule(tile),
         interpret=interpret,
         name="attend_blocks",
-    )(start, start if trunk is None else trunk, table, _by_head(queries, 1), keys, values)
-    return _by_token(join_parts(out, logsumexp, count, interpret=interpret), length, group)
+    )(start, start if trunk is None else trunk, table, by_head(queries, 1), keys, values)
+    return by_token(join_parts(out, logsumexp, count, interpret=interpret), length, group)
 
 
 def _parts(programs: int, tile: int, turns: int) -> int:
@@ -162,127 +154,18 @@ def _attend_on_gpu(
     logsumexp_ref[...] = largest + jnp.log(total)
 
 
-@jax.jit
-def attend_blocks_on_tpu(
-    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
-    keys: Float[Array, "pages kv_heads page_size head_dim"],
-    values: Float[Array, "pages kv_heads page_size head_dim"],
-    table: Int[Array, "rows width"],
-    start: Int[Array, " rows"],
-    trunk: Int[Array, " rows"] | None = None,
-) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Like `attend_blocks_on_gpu`, but on a TPU: one program per row fetches pages of all heads."""
-    rows, length, heads, group, dim = queries.shape
-    page_size = keys.shape[2]
-    flat = _by_head(queries, LEAST_SIDE)
-    table = _whole_turns(table, at_once := max(TPU_KEYS // page_size, 1))
-    numbers = pl.BlockSpec(
-        (None, 1, table.shape[1]), lambda row, *_: (row, 0, 0), memory_space=tpu.SMEM
-    )
-    of_row = pl.BlockSpec((None, *flat.shape[1:]), lambda row, *_: (row, 0, 0, 0))
-    in_memory = pl.BlockSpec(memory_space=pl.ANY)
-    fetched = tpu.VMEM((2, at_once, heads, page_size, dim), keys.dtype)
-    semaphores = tpu.SemaphoreType.DMA((2, 2))
-    sums = tpu.VMEM(flat.shape[1:], jnp.float32)
-    of_query = tpu.VMEM((*flat.shape[1:3], TPU_LANES), jnp.float32)
-    out = pl.pallas_call(
-        functools.partial(
-            _attend_on_tpu, length=length, at_once=at_once, branches=trunk is not None
-        ),
-        grid_spec=tpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(rows,),
-            in_specs=[numbers, of_row, in_memory, in_memory],
-            out_specs=of_row,
-            scratch_shapes=[fetched, fetched, semaphores, sums, of_query, of_query],
-        ),
-        out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
-        name="attend_blocks",
-    )(start, start if trunk is None else trunk, table[:, None], flat, keys, values)
-    return _by_token(out, length, group)
-
-
-def _attend_on_tpu(
-    start_ref, trunk_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref,
-    fetched_keys, fetched_values, semaphores, sums, largest, totals,
-    *, length: int, at_once: int, branches: bool,
-):  # fmt: skip
-    row = pl.program_id(0)
-    heads, count, dim = sums.shape
-    page_size = keys_ref.shape[2]
-    start, trunk = start_ref[row], trunk_ref[row] if branches else None
-    turns = pl.cdiv(start + length, at_once * page_size)
-    square = count, at_once * page_size
-    query = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
-    column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
-    pools = (keys_ref, fetched_keys), (values_ref, fetched_values)
-    copies = functools.partial(_copies, table_ref, pools, semaphores, at_once)
-
-    def fetch(turn, slot):
-        for copy in copies(turn, slot):
-            copy.start()
-
-    def over_pages(turn, carry):
-        slot = jax.lax.rem(turn, 2)
-        pl.when(turn + 1 < turns)(lambda: fetch(turn + 1, 1 - slot))
-        for copy in copies(turn, slot):
-            copy.wait()
-        is_visible = sees(query, turn * at_once * page_size + column, start, trunk)
-        for head in range(heads):
-            keys, values = (
-                jnp.reshape(fetched[slot, :, head], (at_once * page_size, dim))
-                for fetched in (fetched_keys, fetched_values)
-            )
-            scores = _dot(queries_ref[head], keys, 1) * dim**-0.5
-            _add(head, jnp.where(is_visible, scores, MASKED), values, sums, largest, totals)
-        return carry
-
-    fetch(0, 0)
-    sums[...], totals[...] = jnp.zeros_like(sums), jnp.zeros_like(totals)
-    largest[...] = jnp.full_like(largest, MASKED)
-    jax.lax.fori_loop(0, turns, over_pages, None)
-    out_ref[...] = (sums[...] / totals[...][:, :, :1]).astype(out_ref.dtype)
-
-
-def _add(head, scores, values, sums, largest, totals) -> None:
-    """Adds keys and their `values`, given the keys' scores, to a head's running softmax."""
-    old = largest[head][:, :1]
-    new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-    weights, kept = jnp.exp(scores - new), jnp.exp(old - new)
-    total = totals[head][:, :1] * kept + jnp.sum(weights, axis=1, keepdims=True)
-    sums[head] = sums[head] * kept + _dot(weights.astype(values.dtype), values, 0)
-    largest[head] = jnp.broadcast_to(new, largest.shape[1:])
-    totals[head] = jnp.broadcast_to(total, totals.shape[1:])
-
-
-def _copies(table_ref, pools, semaphores, at_once: int, turn, slot) -> list:
-    """Returns the copies of one loop turn's pages to buffer `slot`, 0 or 1."""
-    return [
-        tpu.make_async_copy(
-            pool.at[table_ref[0, turn * at_once + i]], to.at[slot, i], semaphores.at[which, slot]
-        )
-        for i in range(at_once)
-        for which, (pool, to) in enumerate(pools)
-    ]
-
-
-def _dot(x: Array, y: Array, contracted: int) -> Array:
-    dims = (((1,), (contracted,)), ((), ()))
-    return jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
-
-
-def _by_head(queries: Array, multiple: int) -> Array:
+def by_head(queries: Array, multiple: int) -> Array:
     """Returns the queries as [rows, kv_heads, queries that share the KV head, head_dim], padded."""
     rows, length, heads, group, dim = queries.shape
     flat = jnp.reshape(jnp.transpose(queries, (0, 2, 3, 1, 4)), (rows, heads, group * length, dim))
     return jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[2] % multiple), (0, 0)))
 
 
-def _by_token(flat: Array, length: int, group: int) -> Array:
+def by_token(flat: Array, length: int, group: int) -> Array:
     rows, heads, _, dim = flat.shape
     out = jnp.reshape(flat[:, :, : group * length], (rows, heads, group, length, dim))
     return jnp.transpose(out, (0, 3, 1, 2, 4))
 
 
-def _whole_turns(table: Array, at_once: int) -> Array:
+def whole_turns(table: Array, at_once: int) -> Array:
     return jnp.pad(table, ((0, 0), (0, -table.shape[1] % at_once)))

@@ -16,11 +16,10 @@ from projections import as_they_are
 
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
-from pat_jax.models.kernels import paged_decode as paged_kernels
 from pat_jax.models.kernels import paged_prefill as block_kernels
+from pat_jax.models.kernels import paged_tpu
 from pat_jax.models.kernels.join_parts_gpu import join_parts
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
-from pat_jax.models.kernels.paged_decode import attend_on_tpu
 from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
 
 PAGE_SIZE, HEADS, GROUP, DIM, WIDTH = 4, 2, 3, 8, 5
@@ -169,7 +168,7 @@ def gpu_interpreted(*arguments):
 
 def tpu_interpreted(*arguments):
     with pltpu.force_tpu_interpret_mode():
-        return attend_on_tpu(*arguments)
+        return paged_tpu.attend_blocks_on_tpu(*arguments)
 
 
 def gpu_split(*arguments):
@@ -182,10 +181,12 @@ def gpu_split(*arguments):
         return gpu_interpreted(*arguments)
 
 
-def tpu_in_parts(*arguments):
-    """As where the table is more than a core's scalar memory holds: four sequences, then two."""
+def tpu_in_turns(*arguments):
+    """Two pages at once: rows of one, two and three turns, whose pages wait in three buffers."""
+    jitted: Any = paged_tpu.attend_blocks_on_tpu
+    jitted.clear_cache()  # it knows nothing of other constants
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_kernels, "TPU_TABLE", 4 * paged_kernels.PAGES_PER_BLOCK)
+        patch.setattr(paged_tpu, "MOST_KEYS", 32)
         return tpu_interpreted(*arguments)
 
 
@@ -196,7 +197,7 @@ def tpu_in_parts(*arguments):
         (gpu_interpreted, 2e-6),
         (gpu_split, 2e-6),
         (tpu_interpreted, 2e-2),
-        (tpu_in_parts, 2e-2),
+        (tpu_in_turns, 2e-2),
     ],
 )
 def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):

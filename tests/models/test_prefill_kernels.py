@@ -15,12 +15,8 @@ from projections import as_they_are
 
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, PLAIN, Kernels
-from pat_jax.models.kernels.paged_prefill import (
-    attend_blocks_on_gpu,
-    attend_blocks_on_tpu,
-    fits_gpu,
-    fits_tpu,
-)
+from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu, fits_gpu
+from pat_jax.models.kernels.paged_tpu import attend_blocks_on_tpu, fits_tpu
 
 PAGE_SIZE, WIDTH, DIM = 16, 11, 128  # pages of no whole number of turns
 TOLERANCE = {"float32": 3e-6, "bfloat16": 2e-2}
