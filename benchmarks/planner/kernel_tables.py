@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.kernel_files import KernelTables
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.models.config import VOCAB_BLOCK
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
@@ -76,4 +77,5 @@ def _latency(
     drafts: Drafts,
 ) -> LatencyModel:
     buckets = Buckets.of(SPLITS, size, options_of(lengths))
-    return Composer(kernels, preset(model), switch_s=switch_s).latency_model(buckets, drafts)
+    padded = replace(preset(model), vocab_multiple=VOCAB_BLOCK * NUM_DEVICES)  # as a run pads it
+    return Composer(kernels, padded, switch_s=switch_s).latency_model(buckets, drafts)
