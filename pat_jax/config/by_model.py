@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from pat_jax.config.compute import Remat
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ComputeDtype
@@ -57,7 +58,8 @@ def settled(
         left["max_completion_length"] = response, usual.response
     rollout = replace(config.rollout, max_prompt_length=prompt, max_completion_length=response)
     note = shortened(model.name, model.context, "rollout.", left)
-    return replace(config, compute_dtype=dtype, rollout=rollout), note
+    remat = _on_cpus(config.remat, model.platform)
+    return replace(config, compute_dtype=dtype, remat=remat, rollout=rollout), note
 
 
 def settled_examples(
@@ -66,17 +68,23 @@ def settled_examples(
     """Returns the options of a run that learns from files, with every `auto` settled, and the note
     that `settled` returns."""
     dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=is_checkpoint)
+    config = replace(config, compute_dtype=dtype, remat=_on_cpus(config.remat, platform))
     if config.max_length is not None:
-        return replace(config, compute_dtype=dtype), ""
+        return config, ""
     longest = min(LONGEST_EXAMPLE, context)
     note = shortened(config.model, context, "", {"max_length": (longest, LONGEST_EXAMPLE)})
-    return replace(config, compute_dtype=dtype, max_length=longest), note
+    return replace(config, max_length=longest), note
 
 
 def settled_dtype(asked: ComputeDtype, platform: str, *, is_checkpoint: bool) -> ComputeDtype:
     if asked != "auto":
         return asked
     return "bfloat16" if is_checkpoint and platform != "cpu" else "float32"
+
+
+def _on_cpus(asked: Remat, platform: str) -> Remat:
+    """Returns `none` for auto on CPUs, for which XLA compiles all forms to the same program."""
+    return "none" if asked == "auto" and platform == "cpu" else asked
 
 
 def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:

@@ -45,8 +45,8 @@ def settled_remat(asked: Remat, roles: Roles, limit: float) -> tuple[Remat, str]
         return form, ""
     more, chosen = [*needed.items()][-2:]
     return form, (
-        f"--remat auto is {form}: with it an update takes about {gib(chosen[1])} of a device, and "
-        f"with {more[0]}, which recomputes less, {gib(more[1])} of {gib(limit)}"
+        f"--remat auto is {form}: with it an update takes about {gib(chosen[1])} of a device's "
+        f"{gib(limit)}; {more[0]}, which recomputes less, would take {gib(more[1])}"
     )
 
 
