@@ -142,7 +142,7 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
         ),
         ("--checkpoint.export_dir {model}", ["{model}: the directory is not empty, expected"]),
         ("--checkpoint.export_dir {run_dir}", ["--checkpoint.export_dir", "a folder of its"]),
-        ("--run_dir {model}", ["--run_dir is '{model}'", "expected a new or empty folder"]),
+        ("--run_dir {model}", ["--run_dir is '{model}'", "expected another name than --model"]),
         ("--run_dir {data}/x/y", ["--run_dir", "expected a folder that can be written", "{data}"]),
         ("--run_dir {model} --resume", ["'{model}'", "expected the folder of a run to resume"]),
         ("--rollout.top_k 301", ["--rollout.top_k is 301", "at most the 300 tokens of the model"]),

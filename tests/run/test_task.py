@@ -123,11 +123,11 @@ def test_other_files_are_evaluated_on(load):
     again = load(*options, "--eval.num_prompts", "7", "--seed", "3", **files)
     assert again.heldout == few.heldout
     assert task.note.splitlines() == [
-        "problems: 64 to train on; left out: 0 longer than 96 tokens, 0 without an answer",
-        "problems: 30 held out; left out: 0 longer than 96 tokens, 0 without an answer",
+        "problems: 64 to train on; left out: 0 longer than 96 tokens",
+        "problems: 30 held out; left out: 0 longer than 96 tokens",
     ]
     both = load(*options, **(files | {"c": range(60, 70)}))
-    assert both.note.endswith("0 without an answer; 4 of them are trained on as well")
+    assert both.note.endswith("0 longer than 96 tokens; 4 of them are trained on as well")
 
 
 def test_each_file_that_is_evaluated_on_is_a_set_of_its_own(load, tmp_path):
