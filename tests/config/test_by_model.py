@@ -202,3 +202,13 @@ def test_mistakes_are_told_in_one_sentence(config, options, sentence: str):
     with pytest.raises(UserError) as caught:
         read(config, **options)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "chosen"),
+    [("cpu", "auto", "none"), ("cpu", "full", "full"), ("gpu", "auto", "auto")],
+)
+def test_only_a_cpu_needs_no_account_of_memory_to_choose_what_is_kept(platform, asked, chosen):
+    run, _ = settled(RunConfig(remat=asked), KnownModel("m", True, 4096, platform))
+    examples, _ = settled_examples(SftConfig(model="m", remat=asked), 4096, platform)
+    assert run.remat == examples.remat == chosen
